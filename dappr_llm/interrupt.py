@@ -1,0 +1,57 @@
+"""Ctrl-C during training: finish the step, save, stop."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+
+class InterruptCallback(TrainerCallback):
+    """
+    Turns SIGINT and SIGTERM into a saved, resumable stop at the end of the current step.
+
+    A second Ctrl-C interrupts at once. With several processes the wish to stop is shared after each step, so that
+    all of them stop at the same one.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.stopped = False
+        self._before: dict[int, Any] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.requested = self.stopped = False
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if self.requested:
+            self.restore()
+            raise KeyboardInterrupt
+        self.requested = True
+        print("\nStopping after this step and saving; press Ctrl-C again to stop at once.", flush=True)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        requested = self.requested
+        if args.world_size > 1:
+            flag = torch.tensor(float(requested), device=args.device)
+            torch.distributed.all_reduce(flag)
+            requested = bool(flag.item())
+        if requested:
+            self.stopped = True
+            control.should_save = True
+            control.should_training_stop = True
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.restore()
+
+    def restore(self) -> None:
+        """Give the signals back to whoever had them; also called when training ends in an error."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}

@@ -1,0 +1,50 @@
+"""All methods by name: one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import UserError, nearest
+from .base import NEEDS, HeadInfo, Method, Progress
+from .dappr import DAPPr
+from .softmax import CrossEntropy
+
+METHODS: dict[str, Callable[..., Method]] = {
+    "ce": CrossEntropy,
+    "dappr": DAPPr,
+}
+
+
+def get_method(name: str | Method, **options: Any) -> Method:
+    """
+    Build a method by its name.
+
+    Args:
+        name (`str` or `Method`):
+            A key of `METHODS`; a method object is returned as it is.
+        options:
+            Its hyperparameters.
+    """
+    if isinstance(name, Method):
+        return name
+    if name not in METHODS:
+        raise UserError(f"Unknown method {name!r}; {nearest(name, METHODS)}")
+    valid = METHODS[name]().options()
+    for key in options:
+        if key not in valid:
+            raise UserError(f"Method {name!r} has no option {key!r}; {nearest(key, valid)}")
+    return METHODS[name](**options)
+
+
+def name_of(method: Method) -> str:
+    """The registry name under which a method object can be built again."""
+    for name, build in METHODS.items():
+        fixed = getattr(build, "keywords", {})
+        built = getattr(build, "func", build)
+        if type(method) is built and all(getattr(method, key) == value for key, value in fixed.items()):
+            return name
+    raise UserError(f"{type(method).__name__} is not in METHODS: add it there, so that checkpoints can name it")
+
+
+__all__ = ["METHODS", "NEEDS", "HeadInfo", "Method", "Progress", "get_method", "name_of"]

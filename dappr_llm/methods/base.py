@@ -1,0 +1,128 @@
+"""The contract of every method, and the schedules of their coefficients."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from ..errors import UserError, nearest
+from ..outputs import Outputs, Prediction
+
+NEEDS = frozenset({"features", "input_grad", "ood_rows", "spectral_norm", "fit_before", "fit_after", "after_step"})
+SCHEDULES = ("warmup", "linear", "constant")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """
+    How far training is.
+
+    Args:
+        epoch (`float`):
+            Epochs done so far, counting up from 0.
+        epochs (`float`):
+            Epochs in all.
+    """
+
+    epoch: float
+    epochs: float
+
+    @classmethod
+    def final(cls, epochs: float) -> Progress:
+        """What evaluation uses, so that an evaluation loss never depends on when it was taken."""
+        return cls(epoch=epochs, epochs=epochs)
+
+
+@dataclass(frozen=True)
+class HeadInfo:
+    """What a method may need to know to build its head."""
+
+    num_classes: int
+    feature_dim: int | None = None
+    class_counts: tuple[int, ...] | None = None
+
+
+def scheduled(weight: float, schedule: str, progress: Progress, warmup_epochs: float = 10) -> float:
+    """
+    The value of a coefficient in the current epoch; whole epochs, counted from 0.
+
+    Args:
+        weight (`float`):
+            The full value.
+        schedule (`str`):
+            `"constant"`; `"warmup"`: `weight * min(1, e / warmup_epochs)`; `"linear"`: `weight * e / epochs`.
+        progress (`Progress`):
+            Where training stands. In the first epoch `warmup` and `linear` are 0, as in the authors' code.
+        warmup_epochs (`float`, *optional*, defaults to 10):
+            Length of the warm-up.
+    """
+    epoch = math.floor(progress.epoch + 1e-9)  # accumulated step fractions may land just below a whole epoch
+    if schedule == "constant":
+        return weight
+    if schedule == "warmup":
+        return weight * min(1.0, epoch / warmup_epochs) if warmup_epochs > 0 else weight
+    if schedule == "linear":
+        return weight * min(1.0, epoch / progress.epochs) if progress.epochs > 0 else weight
+    raise UserError(f"Unknown schedule {schedule!r}; {nearest(schedule, SCHEDULES)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """
+    A loss and the prediction that belongs to it.
+
+    Fields are hyperparameters: no tensors, no state. What is learned or fitted lives in the module that
+    `build_head` returns. Methods see tensors only and know nothing of text, images, trainers or the Hub.
+
+    Args:
+        passes (`int`, *optional*, defaults to 1):
+            Stochastic forward passes at prediction time.
+    """
+
+    passes: int = 1
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def num_outputs(self, num_classes: int) -> int:
+        """Outputs the model must give for `num_classes` classes."""
+        return num_classes
+
+    def build_head(self, info: HeadInfo) -> nn.Module | None:
+        """The method's own head, if it has one."""
+        return None
+
+    def loss(self, out: Outputs, labels: Tensor, progress: Progress) -> dict[str, Tensor]:
+        """
+        Named, already weighted terms, one value per row (`[B]`): their sum, averaged over rows, is the loss.
+
+        Per row and not per batch, so that evaluation losses stay exact under any batching and any number of
+        processes, and a bad row can be named.
+        """
+        raise NotImplementedError
+
+    def predict(self, out: Outputs) -> Prediction:
+        """Probabilities and the two uncertainties."""
+        raise NotImplementedError
+
+    def monitor(self, out: Outputs, labels: Tensor, progress: Progress) -> dict[str, Tensor]:
+        """Values per row that are logged but not trained on."""
+        return {}
+
+    def fit_head(self, head: nn.Module, features: Tensor, labels: Tensor) -> None:
+        """Called once if the method needs `fit_before` or `fit_after`."""
+        raise NotImplementedError
+
+    def after_step(self, head: nn.Module, out: Outputs, labels: Tensor) -> None:
+        """Called after each optimizer step if the method needs `after_step`."""
+        raise NotImplementedError
+
+    @property
+    def epistemic_scale(self) -> float:
+        """Factor on `K/alpha0`, for Dirichlet methods whose prior is not 1 per class."""
+        return 1.0
+
+    def options(self) -> dict[str, Any]:
+        """Hyperparameters as plain values, for recipes, sidecar files and cards."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}

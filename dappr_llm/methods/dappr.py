@@ -1,0 +1,149 @@
+"""
+DAPPr: Dirichlet-approximated possibilistic posterior predictions (https://arxiv.org/abs/2605.00600).
+
+    alpha = softplus(z) + 1,   alpha0 = sum_k alpha_k
+    loss  = D + lambda_e * R,  R = sum over k != y of alpha_k^2
+    D     = Psi(alpha0 - 1) - Psi(softplus(z_y)),   Psi(t) = (1+t) log(1+t) - t log t
+
+`D` is the maxitive divergence between the Dirichlet possibility function and the projected posterior. Needs
+nothing but logits. Scores: aleatoric `1 - max alpha/alpha0`, epistemic `K/alpha0`. Close to the digamma risk
+of evidential learning for large alpha, but it neither integrates over the simplex nor needs a KL term.
+
+Differs from the paper: the paper writes `log g(p*)` with `p*` held constant. That value is unbounded below
+for bad models, and without the stop-gradient its gradient has the wrong sign. `D = log g(p*) - log p*_y` has
+the paper's gradient under plain autograd, is never negative and falls as the model improves; the paper's
+value is logged as `paper_value`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from ..errors import UserError, nearest
+from ..outputs import Outputs, Prediction, from_alpha, upcast
+from .base import SCHEDULES, Method, Progress, scheduled
+from .dirichlet import evidence_gain, kl_to_uniform, log_softplus, one_hot_labels, psi
+
+REGULARISERS = ("spurious", "kl", "none")
+
+
+def divergence(logits: Tensor, labels: Tensor) -> Tensor:
+    """The maxitive divergence `D` of each row; labels `[B]` or soft `[B, K]`."""
+    evidence = softplus(logits)
+    total = evidence.sum(-1) + (logits.shape[-1] - 1)  # alpha0 - 1
+    return psi(total) - evidence_gain(evidence, one_hot_labels(labels, logits)).sum(-1)
+
+
+def spurious_evidence(logits: Tensor, labels: Tensor) -> Tensor:
+    """`R`: the sum of squared alpha over the wrong classes (soft labels: weighted by `1 - y`)."""
+    alpha = softplus(logits) + 1
+    return ((1 - one_hot_labels(labels, logits)) * alpha.square()).sum(-1)
+
+
+def log_possibility(logits: Tensor, labels: Tensor) -> Tensor:
+    """The paper's `log g(p*)` of each row, at most 0. For logs and tests: never train or select on it."""
+    evidence = softplus(logits)
+    total = evidence.sum(-1) + (logits.shape[-1] - 1)
+    if labels.dim() == logits.dim():
+        target = one_hot_labels(labels, logits)
+        share = ((evidence + (1 - target)) / total.unsqueeze(-1)).clamp_min(1e-30)
+        return divergence(logits, labels) + (target * share.log()).sum(-1)
+    # h(alpha0) - h(alpha_y) with h(1+t) = (1+t) log1p(1/t): right to 1e-7 where the published form is not.
+    logit_y = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    h_total = (1 + total) * total.reciprocal().log1p()
+    h_label = (1 + softplus(logit_y)) * softplus(-log_softplus(logit_y))
+    return h_total - h_label
+
+
+@dataclass(frozen=True, kw_only=True)
+class DAPPr(Method):
+    """
+    The DAPPr loss.
+
+    Args:
+        reg_weight (`float`, *optional*, defaults to 2e-4):
+            Full value of the coefficient lambda.
+        schedule (`str`, *optional*, defaults to `"warmup"`):
+            `"warmup"`, `"linear"` or `"constant"`. A model that still answers at chance needs `"constant"`.
+        warmup_epochs (`float`, *optional*, defaults to 10):
+            Length of the warm-up, in epochs.
+        regulariser (`str`, *optional*, defaults to `"spurious"`):
+            `"spurious"` (R), or for ablations `"kl"` (the KL term of evidential learning) and `"none"`.
+    """
+
+    reg_weight: float = 2e-4
+    schedule: str = "warmup"
+    warmup_epochs: float = 10
+    regulariser: str = "spurious"
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise UserError(f"Unknown schedule {self.schedule!r}; {nearest(self.schedule, SCHEDULES)}")
+        if self.regulariser not in REGULARISERS:
+            raise UserError(f"Unknown regulariser {self.regulariser!r}; {nearest(self.regulariser, REGULARISERS)}")
+        if self.reg_weight < 0:
+            raise UserError(f"reg_weight must not be negative, got {self.reg_weight}")
+
+    def loss(self, out: Outputs, labels: Tensor, progress: Progress) -> dict[str, Tensor]:
+        logits = upcast(out.logits)
+        terms = {"fit": divergence(logits, labels)}
+        if self.regulariser != "none":
+            weight = scheduled(self.reg_weight, self.schedule, progress, self.warmup_epochs)
+            terms["reg"] = weight * self._penalty(logits, labels)
+        return terms
+
+    def _penalty(self, logits: Tensor, labels: Tensor) -> Tensor:
+        if self.regulariser == "spurious":
+            return spurious_evidence(logits, labels)
+        target = one_hot_labels(labels, logits)
+        return kl_to_uniform(target + (1 - target) * (softplus(logits) + 1))
+
+    def predict(self, out: Outputs) -> Prediction:
+        return from_alpha(softplus(upcast(out.logits)) + 1)
+
+    def monitor(self, out: Outputs, labels: Tensor, progress: Progress) -> dict[str, Tensor]:
+        logits = upcast(out.logits)
+        value = log_possibility(logits, labels)
+        if self.regulariser != "none":
+            weight = scheduled(self.reg_weight, self.schedule, progress, self.warmup_epochs)
+            value = value + weight * self._penalty(logits, labels)
+        return {"paper_value": value}
+
+
+def dappr_loss(logits: Tensor, labels: Tensor, reg_weight: float = 2e-4) -> Tensor:
+    """
+    The DAPPr loss for anybody's own training loop: the batch mean of `D + reg_weight * R`.
+
+    Args:
+        logits (`Tensor`):
+            `[B, K]`, any floating dtype; computed in float32 or better.
+        labels (`Tensor`):
+            `[B]` class indices, or `[B, K]` soft labels whose rows sum to 1.
+        reg_weight (`float`, *optional*, defaults to 2e-4):
+            The coefficient lambda *at this step*; apply a schedule by passing another value each epoch.
+
+    Example:
+
+    ```python
+    >>> loss = dappr_loss(model(images), labels, reg_weight=2e-4 * min(1, epoch / 10))
+    ```
+    """
+    logits = upcast(logits)
+    return (divergence(logits, labels) + reg_weight * spurious_evidence(logits, labels)).mean()
+
+
+def dappr_uncertainty(logits: Tensor) -> Prediction:
+    """
+    Probabilities, Dirichlet parameters and the two uncertainties of DAPPr logits `[B, K]`.
+
+    Example:
+
+    ```python
+    >>> out = dappr_uncertainty(model(images))
+    >>> out.probs, out.alpha, out.aleatoric, out.epistemic
+    ```
+    """
+    return DAPPr().predict(Outputs(logits=logits))

@@ -1,0 +1,50 @@
+"""Dirichlet and possibility-function maths shared by the methods."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot, softplus
+
+_TINY = 1e-12  # below this t, float32 autograd of t*log1p(1/t) meets inf*0
+
+
+def one_hot_labels(labels: Tensor, like: Tensor) -> Tensor:
+    """Integer labels `[B]` as one-hot rows; soft labels `[B, K]` pass through, in the dtype of `like`."""
+    if labels.dim() == like.dim():
+        return labels.to(like.dtype)
+    return one_hot(labels, like.shape[-1]).to(like.dtype)
+
+
+def log_softplus(z: Tensor) -> Tensor:
+    """`log(softplus(z))`, exact where softplus itself underflows."""
+    low = z < -15
+    small = z - z.clamp_max(-15).exp() / 2
+    return torch.where(low, small, softplus(z.clamp_min(-15)).log())
+
+
+def psi(t: Tensor) -> Tensor:
+    """`(1+t) log(1+t) - t log t`, without its cancellation: increasing from 0, derivative `log1p(1/t)`."""
+    t = t.clamp_min(_TINY)
+    return t.log1p() + t * t.reciprocal().log1p()
+
+
+def evidence_gain(evidence: Tensor, target: Tensor) -> Tensor:
+    """
+    `alpha log alpha - (alpha-y) log(alpha-y)` for `alpha = evidence + 1` and targets `y` in [0, 1].
+
+    For `y = 1` this is `psi(evidence)`, for `y = 0` it is 0. `alpha - y` is formed from the evidence, because
+    `1 + softplus(z)` rounds to 1 in float32 below z = -16.6.
+    """
+    rest = (evidence + (1 - target)).clamp_min(_TINY)
+    return target * evidence.log1p() + rest * (target / rest).log1p()
+
+
+def kl_to_uniform(alpha: Tensor) -> Tensor:
+    """`KL(Dir(alpha) || Dir(1))` per row, in float64: lgamma of a large total cancels badly in float32."""
+    a = alpha.double()
+    a0 = a.sum(-1)
+    k = a.shape[-1]
+    kl = torch.lgamma(a0) - torch.lgamma(a).sum(-1) - torch.lgamma(a0.new_tensor(float(k)))
+    kl = kl + ((a - 1) * (torch.digamma(a) - torch.digamma(a0).unsqueeze(-1))).sum(-1)
+    return kl.to(alpha.dtype)

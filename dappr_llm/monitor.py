@@ -1,0 +1,102 @@
+"""Watching evidence while a model trains."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .methods import Method, Progress
+from .outputs import Outputs
+
+
+@dataclass
+class ChanceMonitor:
+    """
+    Notices the one way in which evidence training silently fails: every class gains evidence, none is learnt.
+
+    With equal logits the divergence falls towards log K as all evidence grows, so a model that cannot answer yet
+    is pulled along that common mode, where the gradient that tells classes apart shrinks like 1/alpha.
+
+    Args:
+        min_rows (`int`, *optional*, defaults to 800):
+            Rows to see before judging.
+        growth (`float`, *optional*, defaults to 1.2):
+            How much larger than at the start the mean alpha0 must be.
+    """
+
+    min_rows: int = 800
+    growth: float = 1.2
+    rows: int = 0
+    window: int = 0
+    correct: float = 0.0
+    chance: float = 0.0
+    start: float | None = None
+    warned: bool = False
+
+    def update(self, rows: int, accuracy: float, chance: float, alpha0: float | None) -> str | None:
+        """
+        Feed the averages of one logging window; returns a warning once, or `None`.
+
+        Args:
+            rows (`int`): Rows in the window.
+            accuracy (`float`): Their training accuracy.
+            chance (`float`): Mean of 1/options.
+            alpha0 (`float`, *optional*): Mean total evidence, `None` for methods without.
+        """
+        if alpha0 is None or self.warned or rows == 0:
+            return None
+        self.start = alpha0 if self.start is None else self.start
+        self.rows += rows
+        self.window += rows
+        self.correct += rows * accuracy
+        self.chance += rows * chance
+        if self.window < 400:  # too few to tell chance from a start
+            return None
+        mean, expected = self.correct / self.window, self.chance / self.window
+        margin = 2 * math.sqrt(expected * (1 - expected) / self.window)
+        at_chance = mean <= expected + margin
+        self.window, self.correct, self.chance = 0, 0.0, 0.0
+        if self.rows < self.min_rows or not at_chance or alpha0 < self.growth * self.start:
+            return None
+        self.warned = True
+        return (
+            f"After {self.rows} rows training accuracy is still at chance ({mean:.2f}, chance {expected:.2f}) while "
+            f"total evidence grew from {self.start:.1f} to {alpha0:.1f}: the loss is falling by raising all evidence "
+            "alike. Use method.schedule: constant with a larger method.reg_weight (5e-3), set "
+            "train.evidence_offset: auto, or start from an adapter that already answers above chance (model.adapter)"
+        )
+
+
+def evidence_stats(method: Method, out: Outputs, labels: Tensor, num_options: Tensor) -> dict[str, Tensor]:
+    """Per-row values logged during training: accuracy, chance level, mean logit and its spread, total evidence."""
+    k = int(num_options.max())
+    logits = out.logits.detach()
+    prediction = method.predict(Outputs(logits=logits))
+    mask = torch.arange(prediction.probs.shape[-1], device=labels.device) < num_options.unsqueeze(-1)
+    probs = prediction.probs.masked_fill(~mask, -1)
+    stats = {
+        "accuracy": (probs.argmax(-1) == _hard(labels)).float(),
+        "chance": num_options.float().reciprocal(),
+        "logits/mean": logits[:, :k].mean(-1),
+        "logits/std": logits[:, :k].std(-1),
+    }
+    if prediction.alpha is not None:
+        stats["alpha0"] = (prediction.alpha * mask).sum(-1)
+    return stats
+
+
+def common_mode_share(method: Method, out: Outputs, labels: Tensor, progress: Progress) -> Tensor:
+    """Share of the squared logit gradient that moves all classes of a row alike (1: nothing tells them apart)."""
+    with torch.enable_grad():
+        logits = out.logits.detach().requires_grad_()
+        terms = method.loss(Outputs(logits=logits), labels, progress)
+        (grad,) = torch.autograd.grad(sum(term.sum() for term in terms.values()), logits)
+    common = grad.mean(-1).square() * grad.shape[-1]
+    return common / grad.square().sum(-1).clamp_min(1e-30)
+
+
+def _hard(labels: Tensor) -> Tensor:
+    return labels.argmax(-1) if labels.dim() > 1 else labels

@@ -1,0 +1,101 @@
+"""What a forward pass gives to a method, and what a method gives back. Tensors only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Outputs:
+    """
+    One forward pass, always float32 (or float64).
+
+    Args:
+        logits (`Tensor`, *optional*):
+            `[B, C]` with `C = method.num_outputs(K)`; the first `K` columns are the classes.
+        features (`Tensor`, *optional*):
+            `[B, D]`, filled when the method needs `features`.
+        inputs (`Tensor`, *optional*):
+            The differentiable input, filled when the method needs `input_grad`.
+        head (`dict`, *optional*):
+            What the method's own head returned.
+    """
+
+    logits: Tensor | None = None
+    features: Tensor | None = None
+    inputs: Tensor | None = None
+    head: dict[str, Any] | None = None
+
+    def narrow(self, num_classes: int, keep: int) -> Outputs:
+        """Keep the first `keep` of `num_classes` classes in every block of `num_classes` outputs."""
+        if keep == num_classes or self.logits is None:
+            return self
+        blocks = self.logits.unflatten(-1, (-1, num_classes))  # [B, C/K, K]
+        return Outputs(blocks[..., :keep].flatten(-2), self.features, self.inputs, self.head)
+
+    def select(self, index: Tensor) -> Outputs:
+        """Rows `index` of the batch."""
+
+        def rows(value: Any) -> Any:
+            return value[index] if isinstance(value, Tensor) else value
+
+        head = None if self.head is None else {key: rows(value) for key, value in self.head.items()}
+        return Outputs(rows(self.logits), rows(self.features), rows(self.inputs), head)
+
+
+@dataclass
+class Prediction:
+    """
+    What a method says about a batch; in both uncertainties larger means less certain.
+
+    Args:
+        probs (`Tensor`):
+            `[B, K]`, rows sum to 1.
+        alpha (`Tensor`, *optional*):
+            `[B, K]` Dirichlet parameters, for methods that have them.
+        aleatoric (`Tensor`):
+            `[B]`, uncertainty of the answer given what the model knows.
+        epistemic (`Tensor`):
+            `[B]`, how little the model knows about this input.
+        members (`Tensor`, *optional*):
+            `[M, B, K]` probabilities of each stochastic pass.
+    """
+
+    probs: Tensor
+    alpha: Tensor | None
+    aleatoric: Tensor
+    epistemic: Tensor
+    members: Tensor | None = None
+
+    def keys(self) -> tuple[str, ...]:
+        return ("probs", "alpha", "aleatoric", "epistemic")
+
+    def __getitem__(self, key: str) -> Tensor | None:
+        if key not in self.keys() and key != "members":
+            raise KeyError(key)
+        return getattr(self, key)
+
+
+def upcast(logits: Tensor) -> Tensor:
+    """Half precision ruins every special function used here; float64 is kept for tests and careful users."""
+    return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+
+
+def from_log_probs(log_probs: Tensor) -> Prediction:
+    """Softmax reading: aleatoric `1 - max p`, epistemic the entropy in nats."""
+    probs = log_probs.exp()
+    # -inf log-probabilities have p = 0 and contribute nothing; 0 * -inf would be NaN.
+    entropy = -(probs * log_probs.clamp_min(torch.finfo(log_probs.dtype).min)).sum(-1)
+    return Prediction(probs=probs, alpha=None, aleatoric=1 - probs.amax(-1), epistemic=entropy)
+
+
+def from_alpha(alpha: Tensor, scale: float = 1.0) -> Prediction:
+    """Dirichlet reading: `p = alpha/alpha0`, aleatoric `1 - max p`, epistemic `scale * K/alpha0`."""
+    alpha0 = alpha.sum(-1)
+    probs = alpha / alpha0.unsqueeze(-1)
+    epistemic = scale * alpha.shape[-1] / alpha0
+    return Prediction(probs=probs, alpha=alpha, aleatoric=1 - probs.amax(-1), epistemic=epistemic)

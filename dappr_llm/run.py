@@ -1,0 +1,289 @@
+"""Recipe or checkpoint → method, model, backend and data. The only place that chooses text or vision."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import checkpoint
+from .errors import UserError, nearest
+from .methods import Method, get_method
+from .recipe import Recipe
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from .outputs import Prediction
+    from .text.backend import TextBackend
+    from .text.tasks import MCQTask
+    from .trainer import DAPPrConfig
+
+_PEFT_DEFAULTS = {"task_type": "CAUSAL_LM"}
+
+
+@dataclass
+class Run:
+    """Everything a training or prediction needs; `train` and `validation` are empty for a loaded checkpoint."""
+
+    method: Method
+    model: Any
+    backend: TextBackend
+    folder: str = ""
+    train: Dataset | None = None
+    validation: Dataset | None = None
+    tasks: dict[str, MCQTask] = field(default_factory=dict)
+
+    def predict(self, question: str | list[str], choices: list[Any]) -> Prediction:
+        """
+        Probabilities and uncertainties for a question, or for several.
+
+        Args:
+            question (`str` or `list[str]`):
+                One question, or a list of them.
+            choices (`list[str]` or `list[list[str]]`):
+                Its options, or a list of options per question (equally many each).
+        """
+        import torch
+
+        from .outputs import Outputs
+        from .text.items import Columns, parse_item
+
+        questions, options = ([question], [choices]) if isinstance(question, str) else (question, choices)
+        rows = [{"question": q, "choices": list(o)} for q, o in zip(questions, options, strict=True)]
+        counts = {len(parse_item(row, Columns(), f"question {i}", str(i)).options) for i, row in enumerate(rows)}
+        if len(counts) != 1:
+            raise UserError("Questions given together need equally many choices; use predict_table for mixed ones")
+        device = next(self.model.parameters()).device
+        batch = self.backend.collate(list(self.backend.prepare(rows, labelled=False)))
+        self.model.eval()
+        with torch.no_grad(), self.backend.reading(counts.pop()):
+            out = self.backend.read(self.model, {key: value.to(device) for key, value in batch.items()})
+        return self.method.predict(Outputs(logits=out.logits.cpu()))
+
+
+def build_method(recipe: Recipe) -> Method:
+    """The method of a recipe."""
+    options = dict(recipe.method)
+    return get_method(options.pop("name"), **options)
+
+
+def build_args(recipe: Recipe) -> DAPPrConfig:
+    """The recipe's `train` section as `DAPPrConfig`."""
+    from .trainer import DAPPrConfig
+
+    valid = {f.name for f in fields(DAPPrConfig) if f.init}
+    for key in recipe.train:
+        if key not in valid:
+            raise UserError(f"{recipe.name}: unknown key 'train.{key}'; {nearest(key, valid)}")
+    values = {"report_to": "none", **recipe.train, "output_dir": str(recipe.output_dir)}
+    try:
+        return DAPPrConfig(**values)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{recipe.name}: the train section is not valid: {str(error).splitlines()[0]}") from None
+
+
+def build_lora(recipe: Recipe) -> Any:
+    """The recipe's `lora` section as `peft.LoraConfig`."""
+    from peft import LoraConfig
+
+    valid = set(inspect.signature(LoraConfig).parameters)
+    for key in recipe.lora:
+        if key not in valid:
+            raise UserError(f"{recipe.name}: unknown key 'lora.{key}'; {nearest(key, valid)}")
+    return LoraConfig(**{**_PEFT_DEFAULTS, **recipe.lora})
+
+
+def load_split(recipe: Recipe, split: str, limit: int | None) -> Dataset:
+    """Rows of the recipe's own task."""
+    from .text.tasks import load_task
+
+    return load_task(recipe.data.train, split, recipe.data.root, limit)
+
+
+def build_data(recipe: Recipe) -> tuple[Dataset, Dataset | None]:
+    """Training and validation rows."""
+    data = recipe.data
+    train = load_split(recipe, data.train_split, data.max_train_samples)
+    if data.validation_fraction:
+        halves = train.train_test_split(data.validation_fraction, seed=0)
+        return halves["train"], halves["test"]
+    if data.validation_split is None:
+        return train, None
+    return train, load_split(recipe, data.validation_split, data.max_validation_samples)
+
+
+def test_tasks(recipe: Recipe) -> tuple[tuple[str, Dataset, MCQTask] | None, list[tuple[str, Dataset, MCQTask]]]:
+    """The ID test rows (if there is a test split) and the rows of each OOD task, read before any training."""
+    from .text.tasks import get_task, load_task
+
+    data = recipe.data
+    own = get_task(data.train)
+    id_rows = None
+    if data.test_split:
+        id_rows = (data.test_split, load_split(recipe, data.test_split, data.max_test_samples), own)
+    ood = []
+    for spec in data.ood:
+        task = get_task(spec)
+        if task.name in [t.name for _, _, t in ood] or task.name == own.name:
+            raise UserError(f"{recipe.name}: data.ood names {task.name!r} twice, or it is the training task")
+        rows = load_task(task, data.ood_split, data.root, data.max_test_samples, labelled=False)
+        ood.append((data.ood_split, rows, task))
+    return id_rows, ood
+
+
+def build(recipe: Recipe, args: DAPPrConfig) -> Run:
+    """
+    Build a run: rows first, since mistakes in them are cheap to find, then the model.
+
+    Args:
+        recipe (`Recipe`):
+            The recipe.
+        args (`DAPPrConfig`):
+            Its training arguments, from `build_args`.
+    """
+    from .text import lm
+    from .text.tasks import get_task
+
+    method = build_method(recipe)
+    lora = build_lora(recipe)
+    train, validation = build_data(recipe)
+    section = recipe.model
+    common = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
+    tokenizer = lm.load_tokenizer(section.name, **{k: v for k, v in common.items() if v})
+    if section.attn_implementation:
+        common["attn_implementation"] = section.attn_implementation
+    model = lm.load_lm(section.name, section.dtype, section.quantization, **common)
+    offset = 0.0
+    if section.adapter:
+        folder, sidecar = _starting_adapter(section.adapter)
+        offset = sidecar.get("evidence_offset", 0.0)
+        model = lm.load_adapter(model, folder, trainable=True, base_name=section.name)
+    else:
+        model = lm.add_adapter(model, lora, section.name)
+    backend = build_text_backend(model, tokenizer, args, method, section.name, offset)
+    return Run(method, model, backend, str(recipe.output_dir), train, validation, {"train": get_task(recipe.data.train)})
+
+
+def _starting_adapter(name: str) -> tuple[str, Mapping[str, Any]]:
+    """The folder of the adapter to start from; one trained elsewhere has no sidecar, which is fine."""
+    folder = Path(name)
+    if folder.is_dir() and not (folder / checkpoint.SIDECAR).is_file():
+        return name, {}
+    if not folder.is_dir() and "/" not in name:
+        raise UserError(f"model.adapter: {name!r} is neither a folder nor a Hub id")
+    if not folder.is_dir() and len(folder.parts) != 2:
+        raise UserError(f"model.adapter: no such folder {name!r}; train the recipe that makes it first")
+    return checkpoint.load_sidecar(name)
+
+
+def build_text_backend(
+    model: Any, tokenizer: Any, args: DAPPrConfig, method: Method, base_name: str | None, offset: float = 0.0
+) -> TextBackend:
+    """The text backend for a loaded model, as the training arguments want it."""
+    from .text.backend import TextBackend
+    from .text.prompt import Prompt
+
+    prompt = args.prompt or {}
+    valid = {f.name for f in fields(Prompt)}
+    for key in prompt:
+        if key not in valid:
+            raise UserError(f"unknown key 'train.prompt.{key}'; {nearest(key, valid)}")
+    return TextBackend(
+        model,
+        tokenizer,
+        method,
+        num_choices=args.num_choices,
+        prompt=Prompt(**prompt),
+        max_length=args.max_length,
+        evidence_offset=offset,
+        base_model=base_name,
+    )
+
+
+def build_backend(
+    model: Any,
+    tokenizer: Any,
+    args: DAPPrConfig,
+    method: Method,
+    train_dataset: Any = None,
+    peft_config: Any = None,
+    quantization_config: Any = None,
+) -> tuple[Any, TextBackend]:
+    """What `DAPPrTrainer` calls for a model given by name or as an object."""
+    from .text import lm
+
+    base_name = model if isinstance(model, str) else None
+    if isinstance(model, str):
+        tokenizer = tokenizer or lm.load_tokenizer(model)
+        model = lm.load_lm(model, "auto", quantization_config)
+        if peft_config is None:
+            from peft import LoraConfig
+
+            peft_config = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", **_PEFT_DEFAULTS)
+    elif tokenizer is None:
+        raise UserError("A model given as an object needs its tokenizer: pass processing_class=tokenizer")
+    if peft_config is not None and not hasattr(model, "peft_config"):
+        model = lm.add_adapter(model, peft_config, base_name)
+    return model, build_text_backend(model, lm.prepare_tokenizer(tokenizer), args, method, base_name)
+
+
+def load_checkpoint(
+    checkpoint_name: str | Path,
+    base_model: str | None = None,
+    dtype: str = "auto",
+    revision: str | None = None,
+    quantization: Any = None,
+    device: Any = None,
+) -> Run:
+    """
+    A trained checkpoint, ready to predict.
+
+    Args:
+        checkpoint_name (`str` or `Path`):
+            The folder that training wrote, or a Hub id.
+        base_model (`str`, *optional*):
+            Another place of the base model than the one written in the checkpoint.
+        dtype (`str`, *optional*, defaults to `"auto"`):
+            Dtype of the base model.
+        revision (`str`, *optional*):
+            Commit, branch or tag of a checkpoint on the Hub.
+        quantization (`Mapping`, *optional*):
+            Load the base in 4 or 8 bits.
+        device (`str` or `torch.device`, *optional*):
+            Where to put the model; by default the GPU if there is one.
+    """
+    import torch
+
+    from .text import lm
+    from .text.backend import TextBackend
+    from .text.prompt import Prompt
+
+    folder, config = checkpoint.load_sidecar(checkpoint_name, revision)
+    if config["modality"] != "text":
+        raise UserError(f"{checkpoint_name}: unknown modality {config['modality']!r}")
+    method = get_method(config["method"]["name"], **config["method"]["options"])
+    base = base_model or config.get("base_model")
+    is_adapter = (Path(folder) / "adapter_config.json").is_file()
+    if is_adapter and base is None:
+        raise UserError(f"{checkpoint_name} does not name its base model; pass base_model (--base)")
+    tokenizer = lm.load_tokenizer(folder)
+    model = lm.load_lm(base if is_adapter else folder, dtype, quantization)
+    if is_adapter:
+        model = lm.load_adapter(model, folder, base_name=base)
+    if quantization is None:
+        model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    backend = TextBackend(
+        model,
+        tokenizer,
+        method,
+        num_choices=config["num_choices"],
+        prompt=Prompt(**config["prompt"]),
+        max_length=config["max_length"],
+        evidence_offset=config["evidence_offset"],
+        base_model=config.get("base_model"),
+    )
+    model.eval()
+    return Run(method, model, backend, folder)

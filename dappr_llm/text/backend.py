@@ -1,0 +1,236 @@
+"""
+What the trainer needs to know about text: rows → tensors, a forward pass → `Outputs`, and what to write down.
+
+The trained object stays a native `PeftModel`; this class holds only what surrounds it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError
+from ..methods import Method
+from ..outputs import Outputs
+from .items import LETTERS, Columns, parse_item
+from .prompt import Prompt, choice_token_ids, tokenize_items
+from .readout import ChoiceReadout
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+
+_ITEM = {"id", "question", "options", "label"}
+_SERVED = frozenset({"ood_rows"})
+
+
+class TextBackend:
+    """
+    Multiple-choice questions on a causal LM.
+
+    Args:
+        model (`nn.Module`):
+            A causal LM or `PeftModel`; its output embeddings get the readout hook.
+        tokenizer (`PreTrainedTokenizerBase`):
+            Its tokenizer, left-padding.
+        method (`Method`):
+            The method, asked how many outputs it reads per choice.
+        num_choices (`int`, *optional*):
+            K: the letters trained on. `None`: the most options of the first rows given to `check_options`.
+        prompt (`Prompt`, *optional*):
+            Layout of the prompt.
+        max_length (`int`, *optional*, defaults to 300):
+            Longer prompts lose words of their question.
+        evidence_offset (`float`, *optional*, defaults to 0.0):
+            Added to every answer logit; see `DAPPrConfig.evidence_offset`.
+    """
+
+    modality = "text"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        method: Method,
+        num_choices: int | None = None,
+        prompt: Prompt | None = None,
+        max_length: int = 300,
+        evidence_offset: float = 0.0,
+        base_model: str | None = None,
+    ):
+        unserved = method.needs - _SERVED
+        if unserved:
+            raise UserError(
+                f"Method {type(method).__name__} needs {', '.join(sorted(unserved))}, which text models do not offer"
+            )
+        if tokenizer.padding_side != "left":
+            raise UserError("The tokenizer must pad on the left: tokenizer.padding_side = 'left'")
+        self.tokenizer = tokenizer
+        self.method = method
+        self.num_choices = num_choices
+        self.prompt = prompt or Prompt()
+        self.max_length = _fitting_length(model, max_length)
+        self.evidence_offset = evidence_offset
+        self.base_model = base_model
+        self.width = num_choices or 2  # letters read at the moment
+        self.readout = ChoiceReadout(model, self._token_ids(self.width))
+        self._takes_positions = "position_ids" in inspect.signature(_unwrapped(model).forward).parameters
+
+    def _token_ids(self, width: int) -> list[int]:
+        return choice_token_ids(self.tokenizer, width, self.prompt.ending)
+
+    @contextmanager
+    def reading(self, width: int) -> Iterator[None]:
+        """Read the first `width` letters instead of the K trained ones."""
+        before = self.width, self.readout.token_ids
+        self.width, self.readout.token_ids = width, self._token_ids(width)
+        try:
+            yield
+        finally:
+            self.width, self.readout.token_ids = before
+
+    def read(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Outputs:
+        """One forward pass; logits are `[B, width]` in float32, the offset added."""
+        model_inputs = {key: inputs[key] for key in ("input_ids", "attention_mask", "position_ids") if key in inputs}
+        logits = model(**model_inputs, logits_to_keep=1, use_cache=False).logits
+        return Outputs(logits=logits[:, -1].float() + self.evidence_offset)
+
+    def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """Left-padded tensors of prepared rows."""
+        longest = max(len(row["input_ids"]) for row in rows)
+        pad = self.tokenizer.pad_token_id or 0
+        ids = torch.full((len(rows), longest), pad, dtype=torch.long)
+        mask = torch.zeros((len(rows), longest), dtype=torch.long)
+        for i, row in enumerate(rows):
+            tokens = torch.as_tensor(row["input_ids"], dtype=torch.long)
+            ids[i, longest - len(tokens) :] = tokens
+            mask[i, longest - len(tokens) :] = 1
+        batch = {"input_ids": ids, "attention_mask": mask}
+        if self._takes_positions:  # a padded row must start at 0, or models with absolute positions see it shifted
+            batch["position_ids"] = (mask.cumsum(-1) - 1).clamp_min(0)
+        for key in ("labels", "num_options", "row"):
+            if key in rows[0]:
+                batch[key] = torch.as_tensor([row[key] for row in rows])
+        return batch
+
+    def prepare(self, dataset: Any, labelled: bool = True, name: str = "dataset") -> Any:
+        """
+        Rows of any accepted layout → tokenised rows.
+
+        Args:
+            dataset (`Dataset` or `list[dict]`):
+                Prepared rows (`input_ids`, `labels`), items (`id`, `question`, `options`, `label`), or raw rows
+                with question, choices and answer under their usual names.
+            labelled (`bool`, *optional*, defaults to `True`):
+                Refuse rows without an answer.
+            name (`str`, *optional*, defaults to `"dataset"`):
+                How error messages call it.
+        """
+        from datasets import Dataset, disable_progress_bars, enable_progress_bars
+        from datasets.utils.logging import is_progress_bar_enabled
+
+        if isinstance(dataset, list):
+            dataset = Dataset.from_list(dataset)
+        if "input_ids" in dataset.column_names:
+            return _with_defaults(dataset, self.num_choices)
+        if len(dataset) == 0:
+            raise UserError(f"{name} has no rows")
+        if not set(dataset.column_names) >= _ITEM:
+            dataset = _parse_rows(dataset, labelled, name)
+        kwargs = {"tokenizer": self.tokenizer, "prompt": self.prompt, "max_length": self.max_length}
+        # A bar for less than a second's work is noise.
+        quiet = len(dataset) < 20_000 and is_progress_bar_enabled()
+        if quiet:
+            disable_progress_bars()
+        try:
+            prepared = dataset.map(
+                tokenize_items, batched=True, fn_kwargs=kwargs, remove_columns=dataset.column_names, desc="Tokenising"
+            )
+        finally:
+            if quiet:
+                enable_progress_bars()
+        truncated = sum(prepared["truncated"])
+        if truncated:
+            logger.warning(
+                f"{name}: {truncated} of {len(prepared)} prompts were longer than max_length={self.max_length}; "
+                "the start of their question was cut, options and ending kept"
+            )
+        prepared = prepared.remove_columns("truncated").add_column("id", dataset["id"])
+        return _with_defaults(prepared, self.num_choices)
+
+    def check_options(self, prepared: Any, name: str) -> None:
+        """Settle K if it is still open; refuse rows that offer more options than letters are trained."""
+        counts = list(prepared["num_options"])
+        if self.num_choices is None:
+            self.num_choices = self.width = max(counts)
+            self.readout.token_ids = self._token_ids(self.width)
+        for row, count in enumerate(counts):
+            if count > self.num_choices:
+                raise UserError(
+                    f"{name}, row {row}: {count} options, but only {self.num_choices} letters are trained; set "
+                    f"train.num_choices: {max(counts)}"
+                )
+
+    def config(self) -> dict[str, Any]:
+        """What is needed to read this checkpoint's logits again."""
+        return {
+            "modality": self.modality,
+            "base_model": self.base_model,
+            "num_choices": self.num_choices,
+            "letters": list(LETTERS[: self.num_choices]),
+            "letter_token_ids": self._token_ids(self.num_choices),
+            "prompt": self.prompt.to_dict(),
+            "max_length": self.max_length,
+            "evidence_offset": self.evidence_offset,
+        }
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _fitting_length(model: nn.Module, max_length: int) -> int:
+    context = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    return min(max_length, context) if context else max_length
+
+
+def _with_defaults(dataset: Dataset, num_choices: int | None) -> Dataset:
+    missing: dict[str, list[Any]] = {}
+    size = len(dataset)
+    columns = set(dataset.column_names)
+    if "labels" not in columns:
+        missing["labels"] = [-1] * size
+    if "num_options" not in columns:
+        if num_choices is None:
+            raise UserError("Prepared rows need a num_options column, or set num_choices in DAPPrConfig")
+        missing["num_options"] = [num_choices] * size
+    if "length" not in columns:
+        missing["length"] = [len(ids) for ids in dataset["input_ids"]]
+    if "id" not in columns:
+        missing["id"] = [str(i) for i in range(size)]
+    for key, values in missing.items():
+        dataset = dataset.add_column(key, values)
+    if "row" in columns:
+        dataset = dataset.remove_columns("row")
+    return dataset.add_column("row", list(range(size)))
+
+
+def _parse_rows(dataset: Dataset, labelled: bool, name: str) -> Dataset:
+    from .tasks import _as_dataset
+
+    items = []
+    for number, row in enumerate(dataset):
+        item = parse_item(row, Columns(), f"{name}, row {number}", default_id=str(number))
+        if labelled and item.label < 0:
+            raise UserError(f"{name}, row {number}: the row has no answer, which training and evaluation need")
+        items.append(dataclasses.asdict(item))
+    return _as_dataset(items)

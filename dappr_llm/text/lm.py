@@ -1,0 +1,165 @@
+"""Loading a causal LM, its tokenizer, and its adapter."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import UserError, nearest
+from . import embedded
+
+if TYPE_CHECKING:
+    from peft import LoraConfig, PeftModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def best_dtype() -> torch.dtype:
+    """
+    What `dtype: auto` means: bfloat16 where the device has instructions for it, else float32.
+
+    On a CPU without them bfloat16 is about 35 times slower than float32.
+    """
+    if torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False):
+        return torch.bfloat16
+    return torch.float32
+
+
+def resolve_dtype(name: str | torch.dtype | None) -> torch.dtype:
+    """A dtype from its name in a recipe."""
+    if isinstance(name, torch.dtype):
+        return name
+    names = {
+        "auto": best_dtype,
+        "float32": lambda: torch.float32,
+        "bfloat16": lambda: torch.bfloat16,
+        "float16": lambda: torch.float16,
+    }
+    if (name or "auto") not in names:
+        raise UserError(f"Unknown dtype {name!r}; {nearest(name, names)}")
+    return names[name or "auto"]()
+
+
+def model_path(name: str) -> str:
+    """The folder or Hub id behind a model's name; the embedded default is unpacked on the way."""
+    return str(embedded.load_path()) if name == embedded.NAME else name
+
+
+def quantization_config(options: Mapping[str, Any] | Any | None) -> Any:
+    """`transformers.BitsAndBytesConfig` from recipe values, with the dtype that suits the device."""
+    if options is None or not isinstance(options, Mapping):
+        return options
+    from transformers import BitsAndBytesConfig
+
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise UserError("A quantised base model needs bitsandbytes: pip install 'dappr-llm[quant]'")
+    values = dict(options)
+    if values.get("load_in_4bit"):
+        values.setdefault("bnb_4bit_compute_dtype", best_dtype())
+    valid = set(BitsAndBytesConfig().to_dict()) | {"load_in_4bit", "load_in_8bit"}
+    for key in values:
+        if key not in valid:
+            raise UserError(f"Unknown key {key!r} in model.quantization; {nearest(key, valid)}")
+    return BitsAndBytesConfig(**values)
+
+
+def load_tokenizer(name: str, **kwargs: Any) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model, set up for reading the last position."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model_path(name), **kwargs)
+    except (OSError, ValueError) as error:
+        raise UserError(f"Could not load the tokenizer of {name!r}: {_first_line(error)}") from None
+    return prepare_tokenizer(tokenizer)
+
+
+def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Left padding, so that position -1 is the prompt's last token in every row; a pad token if there is none."""
+    tokenizer.padding_side = "left"
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    return tokenizer
+
+
+def load_lm(
+    name: str, dtype: str | torch.dtype | None = "auto", quantization: Any = None, **kwargs: Any
+) -> PreTrainedModel:
+    """
+    A causal LM by Hub id, folder, or the name of the embedded default.
+
+    Args:
+        name (`str`):
+            Hub id, local folder, or `"smollm2-135m"`.
+        dtype (`str` or `torch.dtype`, *optional*, defaults to `"auto"`):
+            Weights' dtype; see `best_dtype`.
+        quantization (`Mapping` or `BitsAndBytesConfig`, *optional*):
+            Load the frozen base in 4 or 8 bits.
+        kwargs:
+            Passed on to `AutoModelForCausalLM.from_pretrained` (`revision`, `attn_implementation`, …).
+    """
+    from transformers import AutoModelForCausalLM
+
+    kwargs.setdefault("trust_remote_code", False)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            model_path(name),
+            dtype=resolve_dtype(dtype),
+            quantization_config=quantization_config(quantization),
+            **kwargs,
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"Could not load the model {name!r}: {_first_line(error)}. Give a Hub id, a folder with config.json and "
+            f"safetensors, or {embedded.NAME!r}"
+        ) from None
+    model.config.use_cache = False
+    return model
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0].rstrip(".")
+
+
+def add_adapter(model: PreTrainedModel, config: LoraConfig, base_name: str | None = None) -> PeftModel:
+    """A fresh adapter on a loaded model; the base is prepared first if it is quantised."""
+    from peft import get_peft_model, prepare_model_for_kbit_training
+
+    if getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False):
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    try:
+        peft_model = get_peft_model(model, config)
+    except ValueError as error:
+        raise UserError(f"The lora section does not fit {type(model).__name__}: {_first_line(error)}") from None
+    _portable_base(peft_model, base_name)
+    return peft_model
+
+
+def load_adapter(
+    model: PreTrainedModel, adapter: str, trainable: bool = False, base_name: str | None = None, **kwargs: Any
+) -> PeftModel:
+    """An existing adapter (folder or Hub id, safetensors only) on a loaded model."""
+    from peft import PeftModel, prepare_model_for_kbit_training
+
+    folder = Path(adapter)
+    if folder.is_dir() and not (folder / "adapter_model.safetensors").is_file():
+        raise UserError(f"{adapter}: no adapter_model.safetensors in that folder, so it is not an adapter we can load")
+    if trainable and (getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False)):
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    try:
+        peft_model = PeftModel.from_pretrained(model, adapter, is_trainable=trainable, use_safetensors=True, **kwargs)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"Could not load the adapter {adapter!r} on this base model: {_first_line(error)}") from None
+    _portable_base(peft_model, base_name)
+    return peft_model
+
+
+def _portable_base(model: PeftModel, base_name: str | None) -> None:
+    """Let the adapter's config name its base as a Hub id where one is known, not as a path of this machine."""
+    name = embedded.HUB_ID if base_name == embedded.NAME else base_name
+    if name is not None:
+        for config in model.peft_config.values():
+            config.base_model_name_or_path = name

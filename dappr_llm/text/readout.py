@@ -1,0 +1,78 @@
+"""
+The answer-choice readout: K numbers per prompt, in float32, from a native causal LM.
+
+A forward hook on the output embeddings takes the last hidden state and multiplies it with just the rows of the
+answer letters, LoRA path included. Everything after the head that works element-wise (soft-capping, logit
+scales) then acts on those K numbers as the model's authors meant. Parameter names stay PEFT's own, nothing with
+parameters runs outside the model's forward, and half-precision logits, whose spacing is 0.125 for values in
+[16, 32), never arise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class ChoiceReadout:
+    """
+    Reads chosen vocabulary rows at the last position.
+
+    Args:
+        model (`nn.Module`):
+            A causal LM, or a `PeftModel` around one.
+        token_ids (`Sequence[int]`):
+            The vocabulary rows to read. May be replaced at any time.
+    """
+
+    def __init__(self, model: nn.Module, token_ids: Sequence[int]):
+        self.token_ids = list(token_ids)
+        head = model.get_output_embeddings()
+        if head is None:
+            raise TypeError(f"{type(model).__name__} has no output embeddings: a causal language model is needed")
+        self._handle = head.register_forward_hook(self._hook)
+
+    def remove(self) -> None:
+        """Detach from the model, which then returns full-vocabulary logits again."""
+        self._handle.remove()
+
+    def _hook(self, head: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        hidden = args[0]
+        ids = torch.as_tensor(self.token_ids, device=hidden.device)
+        # Autocast would turn the float32 product back into half precision.
+        with torch.autocast(hidden.device.type, enabled=False):
+            logits = read_rows(head, hidden.float(), ids)
+        return output[..., ids].float() if logits is None else logits
+
+
+def read_rows(head: nn.Module, hidden: Tensor, ids: Tensor) -> Tensor | None:
+    """
+    `hidden @ W[ids].T` in float32, with bias and LoRA updates.
+
+    Returns `None` for heads whose weights cannot be read row by row (quantised, or adapted in another way than
+    by plain LoRA): the caller then takes the columns of the head's own output.
+    """
+    base = head.get_base_layer() if hasattr(head, "get_base_layer") else head
+    weight = getattr(base, "weight", None)
+    if weight is None or not weight.is_floating_point() or weight.dim() != 2:
+        return None
+    logits = nn.functional.linear(hidden, weight[ids].float())
+    if getattr(base, "bias", None) is not None:
+        logits = logits + base.bias[ids].float()
+    if base is head or head.merged or head.disable_adapters:
+        return logits
+    for name in head.active_adapters:
+        if name not in getattr(head, "lora_A", {}):
+            continue
+        if name in getattr(head, "lora_variant", {}):  # DoRA and others change the product itself
+            return None
+        down = head.lora_dropout[name](hidden) @ head.lora_A[name].weight.float().T
+        up = head.lora_B[name]
+        update = down @ up.weight[ids].float().T
+        if up.bias is not None:
+            update = update + up.bias[ids].float()
+        logits = logits + head.scaling[name] * update
+    return logits
