@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _LAZY = {
-    "DAPPrConfig": "trainer",
+    "DAPPrConfig": "config",
     "DAPPrTrainer": "trainer",
     "METHODS": "methods",
     "PredictionTable": "predictions",
@@ -24,6 +24,7 @@ _LAZY = {
 __all__ = ["__version__", *sorted(_LAZY)]
 
 if TYPE_CHECKING:
+    from .config import DAPPrConfig as DAPPrConfig
     from .errors import UserError as UserError
     from .evaluators import evaluate_id as evaluate_id
     from .evaluators import evaluate_ood as evaluate_ood
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from .methods.dappr import dappr_uncertainty as dappr_uncertainty
     from .predictions import PredictionTable as PredictionTable
     from .run import load_checkpoint as load_checkpoint
-    from .trainer import DAPPrConfig as DAPPrConfig
     from .trainer import DAPPrTrainer as DAPPrTrainer
 
 

@@ -9,7 +9,6 @@ own), `uncertainty_config.json` (method, options, K, letters, prompt, versions),
 from __future__ import annotations
 
 import json
-import os
 import platform
 import re
 from importlib import metadata
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import UserError
+from .files import write_text
 
 SIDECAR = "uncertainty_config.json"
 RECIPE = "recipe.yaml"
@@ -37,22 +37,10 @@ def versions() -> dict[str, str]:
     return found
 
 
-def write_atomic(path: str | Path, text: str) -> None:
-    """Write a text file whole or not at all."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        scratch.write_text(text, encoding="utf-8")
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
-
-
 def save_sidecar(folder: str | Path, config: dict[str, Any]) -> None:
     """Write `uncertainty_config.json`."""
     content = {"format_version": FORMAT_VERSION, **config, "versions": versions()}
-    write_atomic(Path(folder) / SIDECAR, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    write_text(Path(folder) / SIDECAR, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def load_sidecar(checkpoint: str | Path, revision: str | None = None) -> tuple[str, dict[str, Any]]:

@@ -119,7 +119,15 @@ def _evaluate(args: argparse.Namespace) -> int:
     from .commands import evaluate
 
     evaluate(
-        args.checkpoint, args.id, args.ood, args.split, args.out, args.base, args.data_root, args.batch_size, args.limit
+        args.checkpoint,
+        args.id,
+        args.ood,
+        args.split,
+        args.out,
+        args.base,
+        args.data_root,
+        args.batch_size,
+        args.limit,
     )
     return 0
 

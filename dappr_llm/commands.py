@@ -11,11 +11,19 @@ from typing import Any
 from . import checkpoint, report
 from .errors import UserError
 from .evaluators import evaluate_tables
+from .files import write_text
 from .predictions import PredictionTable
 from .recipe import Recipe, load_recipe
 
 # Settings that say where and how far, not what: a run may be resumed with other values.
-_NOT_IDENTITY = {"output_dir", "resume_from_checkpoint", "logging_steps", "disable_tqdm", "report_to", "save_total_limit"}
+_NOT_IDENTITY = {
+    "output_dir",
+    "resume_from_checkpoint",
+    "logging_steps",
+    "disable_tqdm",
+    "report_to",
+    "save_total_limit",
+}
 
 
 def is_main_process() -> bool:
@@ -56,11 +64,9 @@ def train(recipe: Recipe, resume: str | None = None, overwrite: bool = False) ->
     args = runs.build_args(recipe)
     id_rows, ood_rows = runs.test_tasks(recipe)
     run = runs.build(recipe, args)
-    trainer = DAPPrTrainer(
-        run.model, args, run.train, run.validation, method=run.method, backend=run.backend
-    )
+    trainer = DAPPrTrainer(run.model, args, run.train, run.validation, method=run.method, backend=run.backend)
     if is_main_process():
-        checkpoint.write_atomic(folder / checkpoint.RECIPE, recipe.to_yaml())
+        write_text(folder / checkpoint.RECIPE, recipe.to_yaml())
     trainer.train(resume_from_checkpoint=resume)
     if trainer.interrupt.stopped:
         say(f"Stopped at step {trainer.state.global_step}, saved in {folder}. Continue with --resume.")
@@ -103,7 +109,9 @@ def claim_folder(recipe: Recipe, folder: Path, resume: str | None, overwrite: bo
             f"{folder} holds another run ({difference}); choose another train.output_dir, or pass --overwrite"
         )
     if resume is None:
-        raise UserError(f"{folder} holds this run already: pass --resume to go on with it, or --overwrite to start anew")
+        raise UserError(
+            f"{folder} holds this run already: pass --resume to go on with it, or --overwrite to start anew"
+        )
     return (folder / checkpoint.RESULTS).is_file()
 
 
@@ -169,7 +177,10 @@ def finish(folder: Path, tables: dict[str, PredictionTable], title: str, seed: i
         say(f"No pictures: {error}")
         pictures = []
     say("\n" + report.render_results(results, title))
-    say(f"\nAdapter, tables and results: {folder}" + (f"\nPictures: {', '.join(map(str, pictures))}" if pictures else ""))
+    say(
+        f"\nAdapter, tables and results: {folder}"
+        + (f"\nPictures: {', '.join(map(str, pictures))}" if pictures else "")
+    )
     return results
 
 
@@ -181,8 +192,9 @@ def show_results(folder: Path) -> None:
 
 def load_predictor(name: str, base: str | None, batch_size: int, **kwargs: Any) -> Any:
     """A trainer around a checkpoint, used for prediction only."""
+    from .config import DAPPrConfig
     from .run import load_checkpoint
-    from .trainer import DAPPrConfig, DAPPrTrainer
+    from .trainer import DAPPrTrainer
 
     loaded = load_checkpoint(name, base, **kwargs)
     args = DAPPrConfig(loaded.folder, per_device_eval_batch_size=batch_size, report_to="none")

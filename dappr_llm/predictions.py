@@ -7,43 +7,21 @@ A table reads the widest set of answer letters once. Any narrower reading is a s
 from __future__ import annotations
 
 import json
-import os
 import zipfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from .errors import UserError
-
-PathLike = str | os.PathLike[str]
+from .files import PathLike, atomic_write
 
 _REQUIRED = ("ids", "labels", "num_options", "probs", "aleatoric", "epistemic", "meta")
 _ARRAYS = (*_REQUIRED, "alpha", "members")
 # Tables that differ in one of these answer different questions; their mean would mean nothing.
 _SHARED_META = ("task", "split", "num_choices", "task_num_choices", "letters", "epistemic_scale")
-
-
-@contextmanager
-def atomic_write(path: PathLike) -> Iterator[IO[bytes]]:
-    """Opens a binary file that appears under `path` only when complete; a failure leaves an older file untouched."""
-    path = Path(path)
-    # The same folder, since `os.replace` is atomic only within one file system.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as handle:
-            yield handle
-            handle.flush()
-            os.fsync(handle.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(f"Cannot write {path}: {error.strerror or error}.") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def entropy(probs: np.ndarray) -> np.ndarray:

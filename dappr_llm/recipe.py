@@ -14,9 +14,16 @@ from .errors import UserError, nearest
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads `2e-4` as text; here it is a number, as everybody means it."""
+    """YAML as everybody means it: `2e-4` is a number, and `no` is the word no (as in `save_strategy: no`)."""
 
 
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if tag != "tag:yaml.org,2002:bool"]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$"),
@@ -222,7 +229,7 @@ def find_recipe(path: str | Path) -> Path:
         return path
     root = recipes_dir()
     text = path.as_posix().removeprefix("recipes/")
-    for candidate in ([root / text, root / f"{text}.yaml"] if root else []):
+    for candidate in [root / text, root / f"{text}.yaml"] if root else []:
         if candidate.is_file():
             return candidate
     names = [name for name, _, _ in list_recipes()]

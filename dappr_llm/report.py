@@ -11,7 +11,8 @@ import numpy as np
 from . import metrics
 from .errors import UserError
 from .evaluators import num_letters
-from .predictions import PathLike, PredictionTable, atomic_write
+from .files import PathLike, atomic_write, write_text
+from .predictions import PredictionTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -91,8 +92,7 @@ def save_results(results: dict[str, Any], meta: dict[str, Any], path: PathLike) 
         path (`str` or `os.PathLike`): The file to write.
     """
     text = json.dumps({"meta": _to_json(meta), "results": _to_json(results)}, indent=2, allow_nan=False)
-    with atomic_write(path) as handle:
-        handle.write(text.encode() + b"\n")
+    write_text(path, text + "\n")
 
 
 def load_results(path: PathLike) -> tuple[dict[str, Any], dict[str, Any]]:

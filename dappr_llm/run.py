@@ -16,10 +16,11 @@ from .recipe import Recipe
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from .config import DAPPrConfig
     from .outputs import Prediction
     from .text.backend import TextBackend
+    from .text.prompt import Prompt
     from .text.tasks import MCQTask
-    from .trainer import DAPPrConfig
 
 _PEFT_DEFAULTS = {"task_type": "CAUSAL_LM"}
 
@@ -72,7 +73,7 @@ def build_method(recipe: Recipe) -> Method:
 
 def build_args(recipe: Recipe) -> DAPPrConfig:
     """The recipe's `train` section as `DAPPrConfig`."""
-    from .trainer import DAPPrConfig
+    from .config import DAPPrConfig
 
     valid = {f.name for f in fields(DAPPrConfig) if f.init}
     for key in recipe.train:
@@ -144,27 +145,34 @@ def build(recipe: Recipe, args: DAPPrConfig) -> Run:
         args (`DAPPrConfig`):
             Its training arguments, from `build_args`.
     """
+    from transformers import set_seed
+
     from .text import lm
+    from .text.prompt import choice_token_ids
     from .text.tasks import get_task
 
     method = build_method(recipe)
     lora = build_lora(recipe)
     train, validation = build_data(recipe)
     section = recipe.model
+    adapter, sidecar = _starting_adapter(section.adapter) if section.adapter else ("", {})
     common = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
     tokenizer = lm.load_tokenizer(section.name, **{k: v for k, v in common.items() if v})
+    widest = args.num_choices or max(map(len, train["options"]))
+    choice_token_ids(tokenizer, widest, build_prompt(args).ending)  # letters must be there before gigabytes are loaded
     if section.attn_implementation:
         common["attn_implementation"] = section.attn_implementation
     model = lm.load_lm(section.name, section.dtype, section.quantization, **common)
-    offset = 0.0
-    if section.adapter:
-        folder, sidecar = _starting_adapter(section.adapter)
-        offset = sidecar.get("evidence_offset", 0.0)
-        model = lm.load_adapter(model, folder, trainable=True, base_name=section.name)
+    if adapter:
+        model = lm.load_adapter(model, adapter, trainable=True, base_name=section.name)
     else:
+        set_seed(args.seed)  # the adapter starts at random: the seed must decide where
         model = lm.add_adapter(model, lora, section.name)
+    offset = sidecar.get("evidence_offset", 0.0)
     backend = build_text_backend(model, tokenizer, args, method, section.name, offset)
-    return Run(method, model, backend, str(recipe.output_dir), train, validation, {"train": get_task(recipe.data.train)})
+    return Run(
+        method, model, backend, str(recipe.output_dir), train, validation, {"train": get_task(recipe.data.train)}
+    )
 
 
 def _starting_adapter(name: str) -> tuple[str, Mapping[str, Any]]:
@@ -179,11 +187,8 @@ def _starting_adapter(name: str) -> tuple[str, Mapping[str, Any]]:
     return checkpoint.load_sidecar(name)
 
 
-def build_text_backend(
-    model: Any, tokenizer: Any, args: DAPPrConfig, method: Method, base_name: str | None, offset: float = 0.0
-) -> TextBackend:
-    """The text backend for a loaded model, as the training arguments want it."""
-    from .text.backend import TextBackend
+def build_prompt(args: DAPPrConfig) -> Prompt:
+    """The prompt that the training arguments describe."""
     from .text.prompt import Prompt
 
     prompt = args.prompt or {}
@@ -191,12 +196,21 @@ def build_text_backend(
     for key in prompt:
         if key not in valid:
             raise UserError(f"unknown key 'train.prompt.{key}'; {nearest(key, valid)}")
+    return Prompt(**prompt)
+
+
+def build_text_backend(
+    model: Any, tokenizer: Any, args: DAPPrConfig, method: Method, base_name: str | None, offset: float = 0.0
+) -> TextBackend:
+    """The text backend for a loaded model, as the training arguments want it."""
+    from .text.backend import TextBackend
+
     return TextBackend(
         model,
         tokenizer,
         method,
         num_choices=args.num_choices,
-        prompt=Prompt(**prompt),
+        prompt=build_prompt(args),
         max_length=args.max_length,
         evidence_offset=offset,
         base_model=base_name,
@@ -213,6 +227,8 @@ def build_backend(
     quantization_config: Any = None,
 ) -> tuple[Any, TextBackend]:
     """What `DAPPrTrainer` calls for a model given by name or as an object."""
+    from transformers import set_seed
+
     from .text import lm
 
     base_name = model if isinstance(model, str) else None
@@ -226,6 +242,7 @@ def build_backend(
     elif tokenizer is None:
         raise UserError("A model given as an object needs its tokenizer: pass processing_class=tokenizer")
     if peft_config is not None and not hasattr(model, "peft_config"):
+        set_seed(args.seed)
         model = lm.add_adapter(model, peft_config, base_name)
     return model, build_text_backend(model, lm.prepare_tokenizer(tokenizer), args, method, base_name)
 

@@ -1,12 +1,10 @@
-"""`DAPPrConfig` and `DAPPrTrainer`: a `transformers.Trainer` that trains any method. Names no method or dataset."""
+"""`DAPPrTrainer`: a `transformers.Trainer` that trains any method. Names no method or dataset."""
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Sampler
-from transformers import EvalPrediction, Trainer, TrainingArguments
+from transformers import EvalPrediction, Trainer
 
 from . import checkpoint
+from .config import DAPPrConfig
 from .errors import UserError
 from .evaluators import evaluate_id
+from .files import write_text
 from .interrupt import InterruptCallback
 from .methods import Method, Progress, get_method, name_of
 from .monitor import ChanceMonitor, common_mode_share, evidence_stats
@@ -27,54 +27,8 @@ from .predictions import PredictionTable
 
 logger = logging.getLogger(__name__)
 
-_LOWER_IS_BETTER = ("loss", "nll", "ece", "brier")
 _PROBE_ROWS = 64  # training rows read once to know where the logits start
 _DEAD = -5.0  # start logits below this carry almost no gradient
-
-
-@dataclass
-class DAPPrConfig(TrainingArguments):
-    """
-    `TrainingArguments` and what reading answer choices adds to them.
-
-    Args:
-        max_length (`int`, *optional*, defaults to 300):
-            Tokens of a prompt at the most; longer ones lose words of their question, never options or ending.
-        num_choices (`int`, *optional*):
-            K, the answer letters trained on; by default the most options of any training row.
-        evidence_offset (`float` or `"auto"`, *optional*):
-            Added to every answer logit before the method sees it, and stored with the checkpoint. `"auto"` puts the
-            mean logit of the first training rows at 1, where evidence is neither dead nor already large. By default
-            0, or what the adapter that training starts from was trained with.
-        prompt (`dict`, *optional*):
-            Fields of `dappr_llm.text.prompt.Prompt` that differ from its defaults.
-        metric_for_best_model (`str`, *optional*):
-            `"nll"`, `"accuracy"`, `"ece"`, `"brier"` or `"loss"`; the direction follows from the name.
-    """
-
-    max_length: int = field(default=300, metadata={"help": "Tokens of a prompt at the most."})
-    num_choices: int | None = field(default=None, metadata={"help": "K, the answer letters trained on."})
-    evidence_offset: str | None = field(
-        default=None, metadata={"help": "A number added to every answer logit, or 'auto'."}
-    )
-    prompt: dict | str | None = field(default=None, metadata={"help": "Fields of Prompt that differ."})
-    remove_unused_columns: bool = field(default=False, metadata={"help": "Our collator picks the columns itself."})
-
-    _VALID_DICT_FIELDS = [*getattr(TrainingArguments, "_VALID_DICT_FIELDS", []), "prompt"]
-
-    def __post_init__(self) -> None:
-        metric = self.metric_for_best_model
-        if metric is not None and self.greater_is_better is None:
-            self.greater_is_better = metric.removeprefix("eval_") not in _LOWER_IS_BETTER
-        offset = self.evidence_offset
-        if offset is not None and offset != "auto":
-            try:
-                self.evidence_offset = float(offset)  # type: ignore[assignment]
-            except (TypeError, ValueError):
-                raise UserError(f"evidence_offset must be a number or 'auto', got {offset!r}") from None
-        if isinstance(self.prompt, str):
-            self.prompt = json.loads(self.prompt)
-        super().__post_init__()
 
 
 class _FixedOrder(Sampler[int]):
@@ -420,7 +374,7 @@ class DAPPrTrainer(Trainer):
         extra = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
         model.save_pretrained(folder, state_dict=state_dict, **extra)
         self.backend.tokenizer.save_pretrained(folder)
-        checkpoint.write_atomic(folder / "training_args.json", self.args.to_json_string())
+        write_text(folder / "training_args.json", self.args.to_json_string())
         checkpoint.save_sidecar(folder, self.sidecar())
 
     def sidecar(self) -> dict[str, Any]:

@@ -97,7 +97,8 @@ def _take(row: Mapping[str, Any], part: str, name: str | None, where: str, optio
     if optional:
         return None
     raise UserError(
-        f"{where}: no {part} column found among {', '.join(map(repr, row)) or 'nothing'}; name it, e.g. {part}: my_column"
+        f"{where}: no {part} column found among {', '.join(map(repr, row)) or 'nothing'}; "
+        f"name it, e.g. {part}: my_column"
     )
 
 
@@ -136,7 +137,7 @@ def _json_list(text: str, where: str) -> Any:
     except json.JSONDecodeError as error:
         raise UserError(
             f"{where}: the choices column holds text that is not a JSON list ({error.msg}); "
-            "write [\"a\", \"b\"], or name one column per option: choices: [col_a, col_b]"
+            'write ["a", "b"], or name one column per option: choices: [col_a, col_b]'
         ) from None
 
 

@@ -101,6 +101,7 @@ def load_lm(
         kwargs:
             Passed on to `AutoModelForCausalLM.from_pretrained` (`revision`, `attn_implementation`, …).
     """
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     kwargs.setdefault("trust_remote_code", False)
@@ -111,7 +112,7 @@ def load_lm(
             quantization_config=quantization_config(quantization),
             **kwargs,
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise UserError(
             f"Could not load the model {name!r}: {_first_line(error)}. Give a Hub id, a folder with config.json and "
             f"safetensors, or {embedded.NAME!r}"
@@ -143,6 +144,7 @@ def load_adapter(
 ) -> PeftModel:
     """An existing adapter (folder or Hub id, safetensors only) on a loaded model."""
     from peft import PeftModel, prepare_model_for_kbit_training
+    from safetensors import SafetensorError
 
     folder = Path(adapter)
     if folder.is_dir() and not (folder / "adapter_model.safetensors").is_file():
@@ -151,7 +153,7 @@ def load_adapter(
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     try:
         peft_model = PeftModel.from_pretrained(model, adapter, is_trainable=trainable, use_safetensors=True, **kwargs)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(f"Could not load the adapter {adapter!r} on this base model: {_first_line(error)}") from None
     _portable_base(peft_model, base_name)
     return peft_model

@@ -111,7 +111,9 @@ def tokenize_items(
     truncated = [False] * len(texts)
     for i, ids in enumerate(input_ids):
         if len(ids) > max_length:
-            input_ids[i] = _shorten(rows["id"][i], rows["question"][i], rows["options"][i], tokenizer, prompt, max_length)
+            input_ids[i] = _shorten(
+                rows["id"][i], rows["question"][i], rows["options"][i], tokenizer, prompt, max_length
+            )
             truncated[i] = True
     return {
         "input_ids": input_ids,
@@ -122,7 +124,9 @@ def tokenize_items(
     }
 
 
-def _shorten(item_id: str, question: str, options: Sequence[str], tokenizer: Any, prompt: Prompt, limit: int) -> list[int]:
+def _shorten(
+    item_id: str, question: str, options: Sequence[str], tokenizer: Any, prompt: Prompt, limit: int
+) -> list[int]:
     """The prompt with as many last words of the question as fit (bisection: length grows with words)."""
     words = question.split(" ")
 

@@ -134,7 +134,9 @@ def find_local(root: str | Path, path: str, config: str | None, split: str) -> P
         if shards:
             return shards[0]
     looked = root / path.split("/")[-1] / (config or "")
-    raise UserError(f"No {split!r} split of {path} under {root}; expected for example {looked / (split + '.jsonl.gz')}")
+    raise UserError(
+        f"No {split!r} split of {path} under {root}; expected for example {looked / (split + '.jsonl.gz')}"
+    )
 
 
 def read_hub(path: str, config: str | None, split: str, revision: str | None = None) -> Iterator[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -91,7 +92,8 @@ def get_task(spec: str | Mapping[str, Any] | MCQTask) -> MCQTask:
         if "/" in spec:
             return MCQTask(spec.split("/")[-1], spec)
         raise UserError(
-            f"Unknown task {spec!r}; {nearest(spec, TASKS)} (or give a .jsonl, .csv or .parquet file, or a Hub id org/name)"
+            f"Unknown task {spec!r}; {nearest(spec, TASKS)} "
+            "(or give a .jsonl, .csv or .parquet file, or a Hub id org/name)"
         )
     if not isinstance(spec, Mapping):
         raise UserError(f"A task is a name or a mapping, not {type(spec).__name__}: {spec!r}")
@@ -125,8 +127,9 @@ def iter_items(task: MCQTask, split: str, root: str | Path | None = None) -> Ite
     """Parsed rows of one split, each with its place; nothing is kept in memory."""
     if task.path is None and not task.splits:
         for row in everyday.generate(task.name, split):
-            yield f"{task.name}, {split}, {row['id']}", MCQItem(
-                row["id"], row["question"], tuple(row["options"]), row["label"]
+            yield (
+                f"{task.name}, {split}, {row['id']}",
+                MCQItem(row["id"], row["question"], tuple(row["options"]), row["label"]),
             )
         return
     root = root or os.environ.get(DATA_ROOT)
@@ -171,9 +174,7 @@ def load_task(
     places: dict[str, str] = {}
     items: list[dict[str, Any]] = []
     try:
-        for place, item in iter_items(task, split, root):
-            if limit is not None and len(items) >= limit:
-                break
+        for place, item in itertools.islice(iter_items(task, split, root), limit):
             if item.id in places:
                 raise UserError(f"{place}: the id {item.id!r} was used before ({places[item.id]}); ids must be unique")
             if labelled and item.label == UNKNOWN:

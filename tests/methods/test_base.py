@@ -12,7 +12,9 @@ from dappr_llm.outputs import Outputs
 S = torch.tensor([[2.0, 0.5, -1.0, 0.0]], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("epoch, value", [(0, 0), (0.99, 0), (1, 2e-5), (5, 1e-4), (5.7, 1e-4), (10, 2e-4), (37, 2e-4)])
+@pytest.mark.parametrize(
+    "epoch, value", [(0, 0), (0.99, 0), (1, 2e-5), (5, 1e-4), (5.7, 1e-4), (10, 2e-4), (37, 2e-4)]
+)
 def test_warmup_counts_whole_epochs_from_zero(epoch, value):
     assert scheduled(2e-4, "warmup", Progress(epoch, 100)) == pytest.approx(value, abs=1e-18)
 

@@ -91,7 +91,7 @@ def test_uncertainty_of_the_shared_example():
     assert torch.allclose(out.probs, t([[0.38568748, 0.24349034, 0.16198281, 0.20883937]]), atol=1e-7)
     assert torch.allclose(out.alpha, t([[3.12692801, 1.97407698, 1.31326169, 1.69314718]]), atol=1e-7)
     assert close(out.aleatoric, 0.614313) and close(out.epistemic, 0.493376)
-    assert [key for key in out.keys()] == ["probs", "alpha", "aleatoric", "epistemic"]
+    assert list(out.keys()) == ["probs", "alpha", "aleatoric", "epistemic"]
     assert out["epistemic"] is out.epistemic
 
 
@@ -251,7 +251,9 @@ def test_ablations():
     z, y = t([S, S]), torch.tensor([0, 2])
     none = DAPPr(regulariser="none")
     assert set(none.loss(Outputs(logits=z), y, START)) == {"fit"}
-    assert torch.allclose(none.monitor(Outputs(logits=z), y, START)["paper_value"], t([-0.137768, -0.814942]), atol=1e-6)
+    assert torch.allclose(
+        none.monitor(Outputs(logits=z), y, START)["paper_value"], t([-0.137768, -0.814942]), atol=1e-6
+    )
     kl = DAPPr(regulariser="kl", reg_weight=1.0, schedule="constant")
     assert torch.allclose(kl.monitor(Outputs(logits=z), y, START)["paper_value"], t([0.158924, -0.138332]), atol=1e-6)
 

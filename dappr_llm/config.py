@@ -1,0 +1,59 @@
+"""`DAPPrConfig`: `TrainingArguments` and what reading answer choices adds to them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+from transformers import TrainingArguments
+
+from .errors import UserError
+
+_LOWER_IS_BETTER = ("loss", "nll", "ece", "brier")
+
+
+@dataclass
+class DAPPrConfig(TrainingArguments):
+    """
+    `TrainingArguments` and what reading answer choices adds to them.
+
+    Args:
+        max_length (`int`, *optional*, defaults to 300):
+            Tokens of a prompt at the most; longer ones lose words of their question, never options or ending.
+        num_choices (`int`, *optional*):
+            K, the answer letters trained on; by default the most options of any training row.
+        evidence_offset (`float` or `"auto"`, *optional*):
+            Added to every answer logit before the method sees it, and stored with the checkpoint. `"auto"` puts the
+            mean logit of the first training rows at 1, where evidence is neither dead nor already large. By default
+            0, or what the adapter that training starts from was trained with.
+        prompt (`dict`, *optional*):
+            Fields of `dappr_llm.text.prompt.Prompt` that differ from its defaults.
+        metric_for_best_model (`str`, *optional*):
+            `"nll"`, `"accuracy"`, `"ece"`, `"brier"` or `"loss"`; the direction follows from the name.
+    """
+
+    max_length: int = field(default=300, metadata={"help": "Tokens of a prompt at the most."})
+    num_choices: int | None = field(default=None, metadata={"help": "K, the answer letters trained on."})
+    evidence_offset: str | None = field(
+        default=None, metadata={"help": "A number added to every answer logit, or 'auto'."}
+    )
+    prompt: dict | str | None = field(default=None, metadata={"help": "Fields of Prompt that differ."})
+    remove_unused_columns: bool = field(default=False, metadata={"help": "Our collator picks the columns itself."})
+
+    _VALID_DICT_FIELDS = [*getattr(TrainingArguments, "_VALID_DICT_FIELDS", []), "prompt"]
+
+    def __post_init__(self) -> None:
+        metric = self.metric_for_best_model
+        if metric is not None and self.greater_is_better is None:
+            self.greater_is_better = metric.removeprefix("eval_") not in _LOWER_IS_BETTER
+        offset = self.evidence_offset
+        if offset is not None and offset != "auto":
+            try:
+                self.evidence_offset = float(offset)  # type: ignore[assignment]
+            except (TypeError, ValueError):
+                raise UserError(f"evidence_offset must be a number or 'auto', got {offset!r}") from None
+        if isinstance(self.prompt, str):
+            self.prompt = json.loads(self.prompt)
+        super().__post_init__()
+        if self.device.type == "cpu":
+            self.dataloader_pin_memory = False  # nothing to pin for; torch would warn at every loader

@@ -1,0 +1,38 @@
+"""Writing files whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from .errors import UserError
+
+PathLike = str | os.PathLike[str]
+
+
+@contextmanager
+def atomic_write(path: PathLike) -> Iterator[IO[bytes]]:
+    """Opens a binary file that appears under `path` only when complete; a failure leaves an older file untouched."""
+    path = Path(path)
+    # The same folder, since `os.replace` is atomic only within one file system.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as handle:
+            yield handle
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"Cannot write {path}: {error.strerror or error}.") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: PathLike, text: str) -> None:
+    """Writes a text file whole or not at all."""
+    with atomic_write(path) as handle:
+        handle.write(text.encode())

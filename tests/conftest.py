@@ -1,0 +1,54 @@
+"""A tiny model, a small tokenizer and a dozen questions, all made here: nothing is downloaded."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
+import pytest
+from tiny import WORDS, build_model, make_rows
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {word: i for i, word in enumerate(["<pad>", "<unk>", "<s>", *dict.fromkeys(WORDS)])}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation()])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="<pad>", unk_token="<unk>", bos_token="<s>", padding_side="left"
+    )
+
+
+@pytest.fixture
+def model():
+    return build_model()
+
+
+@pytest.fixture
+def make_model():
+    return build_model
+
+
+@pytest.fixture
+def rows():
+    return make_rows()
+
+
+@pytest.fixture
+def lora():
+    from peft import LoraConfig
+
+    return LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "lm_head"], task_type="CAUSAL_LM")
+
+
+@pytest.fixture
+def model_folder(tmp_path, tokenizer):
+    """A base model on disk, as a user would name it in a recipe."""
+    folder = tmp_path / "base"
+    build_model().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -1,0 +1,314 @@
+"""The real commands, end to end on a tiny model; mistakes are one sentence and exit code 2."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from tiny import make_rows
+
+from dappr_llm.cli import main
+from dappr_llm.predictions import PredictionTable
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def recipe(tmp_path, model_folder):
+    """A recipe for the tiny model on files of its own."""
+    values = {
+        "model": {"name": str(model_folder)},
+        "lora": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "lm_head"]},
+        "method": {"name": "dappr", "reg_weight": 5e-3, "schedule": "constant"},
+        "data": {
+            "train": {
+                "name": "mine",
+                "splits": {
+                    split: write_rows(tmp_path / f"{split}.jsonl", make_rows(n, start))
+                    for split, n, start in (("train", 32, 0), ("validation", 9, 40), ("test", 11, 60))
+                },
+            },
+            "ood": [write_rows(tmp_path / "other.jsonl", make_rows(10, 80, options=5))],
+        },
+        "train": {
+            "output_dir": str(tmp_path / "run"), "per_device_train_batch_size": 8, "learning_rate": 1e-2,
+            "num_train_epochs": 2, "eval_strategy": "epoch", "save_strategy": "steps", "save_steps": 3,
+            "logging_steps": 2, "disable_tqdm": True, "evidence_offset": "auto",
+        },
+    }  # fmt: skip
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def test_train_predict_evaluate(recipe, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert main(["train", str(recipe)]) == 0
+    printed = capsys.readouterr().out
+    assert "accuracy" in printed and "matched" in printed and str(run) in printed
+    wanted = {
+        "adapter_model.safetensors", "adapter_config.json", "uncertainty_config.json", "recipe.yaml", "results.json",
+        "reliability.png", "alpha0.png",
+    }  # fmt: skip
+    assert wanted <= {path.name for path in run.iterdir()}
+    trained = json.loads((run / "results.json").read_text())
+    assert trained["results"]["id/n"] == 11 and trained["results"]["ood/other/n"] == 10
+    assert trained["results"]["ood/other/options/5"] == 10
+    assert trained["meta"]["versions"]["torch"] and trained["meta"]["command"].startswith("dappr")
+
+    # The same figures from the checkpoint, and from tables with no model at all.
+    other = str(tmp_path / "other.jsonl")
+    command = [
+        "evaluate",
+        str(run),
+        "--id",
+        str(tmp_path / "test.jsonl"),
+        "--ood",
+        other,
+        "--out",
+        str(tmp_path / "e1"),
+    ]
+    assert main([*command, "--batch-size", "3"]) == 0
+    tables = [str(run / "predictions" / name) for name in ("mine-test.npz", "other-test.npz")]
+    code = (
+        "import sys; from dappr_llm.cli import main;"
+        f"assert main(['evaluate', '--id', {tables[0]!r}, '--ood', {tables[1]!r}, '--out', {str(tmp_path / 'e2')!r}]) == 0;"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+    for folder in ("e1", "e2"):
+        results = json.loads((tmp_path / folder / "results.json").read_text())["results"]
+        assert results == pytest.approx(trained["results"], abs=1e-4)
+
+    # Rows without answers, into Parquet.
+    rows = make_rows(6, 90)
+    for row in rows:
+        del row["answer"]
+    task = write_rows(tmp_path / "asked.jsonl", rows)
+    assert main(["predict", str(run), "--task", task, "--out", str(tmp_path / "asked.npz")]) == 0
+    table = PredictionTable.load(tmp_path / "asked.npz")
+    assert table.ids.tolist() == [row["id"] for row in rows] and set(table.labels) == {-1}
+    assert np.allclose(table.probs.sum(-1), 1, atol=1e-5)
+    assert main(["predict", str(run), "--task", task, "--out", str(tmp_path / "asked.parquet"), "--limit", "2"]) == 0
+    import pyarrow.parquet
+
+    assert pyarrow.parquet.read_table(tmp_path / "asked.parquet").num_rows == 2
+
+
+def test_starting_from_an_existing_adapter(recipe, tmp_path, capsys):
+    assert main(["train", str(recipe)]) == 0
+    first = tmp_path / "run"
+    settings = [
+        "--set",
+        f"model.adapter={first}",
+        "--set",
+        "train.learning_rate=0",
+        "--set",
+        "train.evidence_offset=null",
+    ]
+    assert main(["train", str(recipe), "--output-dir", str(tmp_path / "second"), *settings]) == 0
+    one, two = (
+        json.loads((folder / "results.json").read_text())["results"] for folder in (first, tmp_path / "second")
+    )
+    assert two == pytest.approx(one, abs=1e-5)  # learning rate 0: it is the same adapter, offset included
+    offsets = [
+        json.loads((f / "uncertainty_config.json").read_text())["evidence_offset"]
+        for f in (first, tmp_path / "second")
+    ]
+    assert offsets[0] == offsets[1] != 0
+
+
+def test_output_folder_rules(recipe, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert main(["train", str(recipe)]) == 0
+    adapter = (run / "adapter_model.safetensors").read_bytes()
+    capsys.readouterr()
+    assert main(["train", str(recipe), "--set", "train.learning_rate=1e-4"]) == 2
+    assert "holds another run (its train.learning_rate is 0.01, now 0.0001)" in capsys.readouterr().err
+    assert main(["train", str(recipe)]) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert main(["train", str(recipe), "--resume"]) == 0
+    assert "finished" in capsys.readouterr().out
+    assert (run / "adapter_model.safetensors").read_bytes() == adapter
+    busy = tmp_path / "busy"
+    busy.mkdir()
+    (busy / "thesis.tex").write_text("precious")
+    assert main(["train", str(recipe), "--output-dir", str(busy), "--overwrite"]) == 2
+    assert "not empty" in capsys.readouterr().err and (busy / "thesis.tex").read_text() == "precious"
+
+
+def test_interrupt_saves_and_resume_goes_on(recipe, tmp_path):
+    """Ctrl-C in the middle: exit code 130, a checkpoint of that step, and the same end as an undisturbed run."""
+    run = tmp_path / "run"
+    slow = ["--set", "train.num_train_epochs=40", "--set", "train.save_steps=1000", "--set", "train.eval_strategy=no"]
+    command = [sys.executable, "-m", "dappr_llm", "train", str(recipe), *slow]
+    log = (tmp_path / "log").open("w+")
+    process = subprocess.Popen(
+        [*command, "--set", "train.logging_steps=1"], cwd=ROOT, stdout=log, stderr=subprocess.STDOUT
+    )
+    deadline = time.time() + 120
+    while time.time() < deadline and "'loss'" not in (tmp_path / "log").read_text():
+        assert process.poll() is None, (tmp_path / "log").read_text()
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130, (tmp_path / "log").read_text()
+    assert "Continue with --resume" in (tmp_path / "log").read_text()
+    saved = [int(path.name.split("-")[1]) for path in run.glob("checkpoint-*")]
+    assert len(saved) == 1 and 1 <= saved[0] < 160 and not (run / "results.json").exists()
+    assert main(["train", str(recipe), *slow, "--resume"]) == 0
+    whole = tmp_path / "whole"
+    assert main(["train", str(recipe), *slow, "--output-dir", str(whole)]) == 0
+    one, two = (PredictionTable.load(folder / "predictions" / "mine-test.npz") for folder in (run, whole))
+    assert np.allclose(one.alpha, two.alpha, rtol=1e-4)
+
+
+def bad_rows(tmp_path, text):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(text)
+    return f"data.train={{path: {path}}}"
+
+
+GOOD = '{"question": "Which one is a fruit ?", "choices": ["plum", "saw"], "answer": "A"}\n'
+MISTAKES = [
+    (lambda t: ["--set", "data.train=nowhere.jsonl"], "nowhere.jsonl: no such file"),
+    (lambda t: ["--set", bad_rows(t, GOOD + '{"question"')], "bad.jsonl, line 2: not valid JSON"),
+    (lambda t: ["--set", bad_rows(t, '{"question": "q", "choices": ["a", "b"]}')], "line 1: the row has no answer"),
+    (lambda t: ["--set", bad_rows(t, '{"question": "q", "choices": ["a", "b"], "answer": "z"}')], "'z' is not among"),
+    (lambda t: ["--set", bad_rows(t, '{"question": "q", "choices": ["a"], "answer": "A"}')], "at least 2"),
+    (lambda t: ["--set", bad_rows(t, json.dumps({"question": "q", "choices": ["x"] * 27}))], "only 26 letters"),
+    (lambda t: ["--set", bad_rows(t, '{"id": 7, ' + GOOD[1:] + '{"id": 7, ' + GOOD[1:])], "the id '7' was used before"),
+    (lambda t: ["--set", bad_rows(t, "")], "has no rows"),
+    (lambda t: ["--set", "data.train=obqaa"], "did you mean 'obqa'"),
+    (lambda t: ["--set", "method={name: dapr}"], "did you mean 'dappr'"),
+    (lambda t: ["--set", "method.reg_wieght=1"], "'reg_weight'"),
+    (lambda t: ["--set", "train.learning_rte=1"], "'learning_rate'"),
+    (lambda t: ["--set", "tarin.seed=1"], "'train'"),
+    (lambda t: ["--set", "lora.target_modules=[nothing]"], "lora section does not fit"),
+    (lambda t: ["--set", "model.name=./nowhere"], "Could not load the tokenizer of './nowhere'"),
+    (lambda t: ["--set", "model.adapter=runs/not/there"], "no such folder 'runs/not/there'"),
+    (lambda t: ["--set", "train.num_choices=12"], "no single distinct token"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments, words", MISTAKES, ids=[words for _, words in MISTAKES])
+def test_mistakes_in_training(recipe, tmp_path, capsys, arguments, words):
+    assert main(["train", str(recipe), *arguments(tmp_path)]) == 2
+    error = capsys.readouterr().err.splitlines()
+    assert words in error[-1] and error[-1].startswith("dappr: ")
+    assert sum(line.startswith("dappr: ") for line in error) == 1 and "Traceback" not in str(error)
+    assert not (tmp_path / "run").exists()
+
+
+def test_mistakes_in_prediction_and_evaluation(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "t.npz").write_bytes(b"not a table")
+    cases = [
+        (["predict", "folder", "--task", "everyday", "--out", "x.npz"], "folder is not a checkpoint"),
+        (["predict", "nowhere", "--task", "everyday", "--out", "x.npz"], "nowhere: no such folder"),
+        (["predict", "folder", "--task", "everyday", "--out", "x.txt"], ".npz or .parquet"),
+        (["evaluate", "--id", "obqa"], "'obqa' is not a prediction table"),
+        (["evaluate", "--id", "t.npz"], "t.npz"),
+        (["evaluate", "--id", "missing.npz"], "missing.npz"),
+        (["train", "nothing.yaml"], "nothing.yaml: no such recipe"),
+    ]
+    for command, words in cases:
+        assert main(command) == 2, command
+        error = capsys.readouterr().err
+        assert words in error and error.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "t.npz"]
+
+
+def test_a_damaged_checkpoint_is_refused(recipe, tmp_path, capsys):
+    assert main(["train", str(recipe)]) == 0
+    adapter = tmp_path / "run" / "adapter_model.safetensors"
+    adapter.write_bytes(adapter.read_bytes()[:200])
+    command = [
+        "predict",
+        str(tmp_path / "run"),
+        "--task",
+        str(tmp_path / "test.jsonl"),
+        "--out",
+        str(tmp_path / "x.npz"),
+    ]
+    capsys.readouterr()
+    assert main(command) == 2
+    assert "Could not load the adapter" in capsys.readouterr().err
+    (tmp_path / "run" / "uncertainty_config.json").write_text("{")
+    assert main(command) == 2
+    assert "uncertainty_config.json is damaged" in capsys.readouterr().err
+    assert not (tmp_path / "x.npz").exists()
+
+
+@pytest.mark.parametrize("verb", ["train", "predict", "evaluate", "recipes"])
+def test_help_of_every_verb_shows_an_example(verb, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([verb, "--help"])
+    assert stop.value.code == 0
+    printed = capsys.readouterr().out
+    assert "examples:" in printed and f"dappr {verb}" in printed
+
+
+def test_recipes_are_listed(capsys):
+    assert main(["recipes"]) == 0
+    printed = capsys.readouterr().out
+    assert "obqa_mistral7b/dappr" in printed and "quickstart" in printed
+
+
+def test_help_and_import_do_not_import_torch():
+    code = (
+        "import sys, dappr_llm; from dappr_llm.cli import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'transformers', 'peft', 'datasets', 'numpy', 'matplotlib'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, env=dict(os.environ))
+
+
+def test_two_processes_equal_one(recipe, tmp_path):
+    """accelerate launch on two CPU processes: the same tables as one process with the batch of both."""
+    single, double = tmp_path / "single", tmp_path / "double"
+    common = ["--set", "train.evidence_offset=0.0", "--set", "train.lr_scheduler_type=constant"]
+    assert main(["train", str(recipe), "--output-dir", str(single), *common]) == 0
+    launch = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--config_file",
+        str(ROOT / "recipes/accelerate/cpu_2.yaml"),
+    ]
+    launch += [
+        "--main_process_port",
+        "0",
+        "-m",
+        "dappr_llm",
+        "train",
+        str(recipe),
+        "--output-dir",
+        str(double),
+        *common,
+    ]
+    done = subprocess.run(
+        [*launch, "--set", "train.per_device_train_batch_size=4"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("Adapter, tables and results") == 1
+    for name in ("mine-test.npz", "other-test.npz"):
+        one, two = (PredictionTable.load(folder / "predictions" / name) for folder in (single, double))
+        assert one.ids.tolist() == two.ids.tolist() and one.labels.tolist() == two.labels.tolist()
+        assert np.allclose(one.alpha, two.alpha, rtol=1e-4)

@@ -1,0 +1,86 @@
+"""Dependency directions: who may import whom, read from the source."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "dappr_llm"
+HEAVY = {"torch", "transformers", "peft", "datasets", "accelerate", "timm", "bitsandbytes", "matplotlib"}
+WITHOUT_TORCH = [
+    "errors",
+    "files",
+    "recipe",
+    "checkpoint",
+    "predictions",
+    "metrics",
+    "evaluators",
+    "report",
+    "commands",
+    "cli",
+]
+
+
+def imports(path, everywhere=True):
+    """Modules imported by a file; `everywhere` counts imports inside functions too, but never type-checking ones."""
+    tree = ast.parse(path.read_text())
+    inside_typing = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and getattr(block.test, "id", "") == "TYPE_CHECKING"
+        for node in ast.walk(block)
+    }
+    nodes = ast.walk(tree) if everywhere else tree.body
+    package = ("dappr_llm", *path.relative_to(PACKAGE).parent.parts)
+    found = set()
+    for node in nodes:
+        if id(node) in inside_typing:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*base, *(node.module or "").split(".")]).rstrip(".")
+            found |= {f"{module}.{alias.name}" for alias in node.names} | {module}
+    return found
+
+
+def ours(found):
+    return {name.split(".")[1] for name in found if name.startswith("dappr_llm.")}
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "methods").glob("*.py")), ids=lambda p: p.stem)
+def test_methods_see_tensors_only(path):
+    found = imports(path)
+    assert ours(found) <= {"outputs", "errors", "methods"}
+    assert not {name.split(".")[0] for name in found} & (HEAVY - {"torch"})
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "text").glob("*.py")), ids=lambda p: p.stem)
+def test_text_knows_neither_trainer_nor_vision(path):
+    assert ours(imports(path)) <= {"outputs", "errors", "methods", "text"}
+
+
+def test_the_trainer_chooses_neither_text_nor_vision():
+    assert not ours(imports(PACKAGE / "trainer.py")) & {"text", "vision", "cli", "commands", "hub"}
+
+
+def test_run_does_not_know_who_uses_it():
+    assert not ours(imports(PACKAGE / "run.py")) & {"commands", "cli", "report", "evaluators"}
+
+
+@pytest.mark.parametrize("name", WITHOUT_TORCH)
+def test_import_without_torch(name):
+    found = imports(PACKAGE / f"{name}.py", everywhere=False)
+    assert not {module.split(".")[0] for module in found} & HEAVY
+    assert not ours(found) - set(WITHOUT_TORCH) - {"__version__"}
+
+
+def test_files_and_functions_stay_small():
+    """Soft limits: past them, ask what else moved in."""
+    for path in PACKAGE.rglob("*.py"):
+        source = path.read_text()
+        assert source.count("\n") <= 400, path
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef):
+                assert node.end_lineno - node.lineno < 60, f"{path}: {node.name}"

@@ -1,0 +1,82 @@
+"""A tiny model and questions for it, made in code."""
+
+WORDS = [
+    "Return",
+    "the",
+    "label",
+    "of",
+    "correct",
+    "answer",
+    "for",
+    "question",
+    "below",
+    ".",
+    "Question",
+    ":",
+    "Choices",
+    "Answer",
+    "Which",
+    "one",
+    "is",
+    "a",
+    "an",
+    ")",
+    "?",
+    "fruit",
+    "tool",
+    "colour",
+    "plum",
+    "fig",
+    "pear",
+    "hammer",
+    "saw",
+    "drill",
+    "red",
+    "blue",
+    "green",
+    "A",
+    "B",
+    "C",
+    "D",
+    "E",
+    "F",
+    "sky",
+    "grass",
+    "very",
+    "long",
+    "story",
+    "about",
+    "1",
+    "2",
+    "3",
+    "4",
+]
+
+
+def build_model(seed=0, **changes):
+    import torch
+    from transformers import MistralConfig, MistralForCausalLM
+
+    torch.manual_seed(seed)
+    config = MistralConfig(
+        vocab_size=80, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, pad_token_id=0, bos_token_id=2, eos_token_id=2,
+        sliding_window=None, **changes,
+    )  # fmt: skip
+    return MistralForCausalLM(config)
+
+
+def make_rows(count=12, start=0, options=4):
+    groups = {"fruit": ["plum", "fig", "pear"], "tool": ["hammer", "saw", "drill"], "colour": ["red", "blue", "green"]}
+    names = list(groups)
+    rows = []
+    for i in range(start, start + count):
+        kind = names[i % 3]
+        right = groups[kind][(i // 3) % 3]
+        wrong = [groups[names[(i + 1) % 3]][i % 3], groups[names[(i + 2) % 3]][(i + 1) % 3], "sky", "grass", "story"]
+        choices = wrong[: options - 1]
+        label = i % options
+        choices.insert(label, right)
+        question = f"Which one is a {kind} ?" + " very long story" * (i % 4)
+        rows.append({"id": f"q{i}", "question": question, "choices": choices, "answer": "ABCDEF"[label]})
+    return rows
