@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
+import torch
 from transformers import TrainingArguments
 
 from .errors import UserError
@@ -54,6 +55,8 @@ class DAPPrConfig(TrainingArguments):
                 raise UserError(f"evidence_offset must be a number or 'auto', got {offset!r}") from None
         if isinstance(self.prompt, str):
             self.prompt = json.loads(self.prompt)
-        super().__post_init__()
-        if self.device.type == "cpu":
+        if not torch.accelerator.is_available():
+            # Without this accelerate takes the processes of a CPU launch for as many single ones.
+            self.use_cpu = True
             self.dataloader_pin_memory = False  # nothing to pin for; torch would warn at every loader
+        super().__post_init__()
