@@ -45,7 +45,7 @@ class DAPPrConfig(TrainingArguments):
 
     def __post_init__(self) -> None:
         metric = self.metric_for_best_model
-        if metric is not None and self.greater_is_better is None:
+        if metric is not None and self.greater_is_better is None:  # type: ignore[has-type]
             self.greater_is_better = metric.removeprefix("eval_") not in _LOWER_IS_BETTER
         offset = self.evidence_offset
         if offset is not None and offset != "auto":

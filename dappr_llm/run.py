@@ -125,7 +125,7 @@ def test_tasks(recipe: Recipe) -> tuple[tuple[str, Dataset, MCQTask] | None, lis
     id_rows = None
     if data.test_split:
         id_rows = (data.test_split, load_split(recipe, data.test_split, data.max_test_samples), own)
-    ood = []
+    ood: list[tuple[str, Dataset, MCQTask]] = []
     for spec in data.ood:
         task = get_task(spec)
         if task.name in [t.name for _, _, t in ood] or task.name == own.name:
@@ -191,7 +191,7 @@ def build_prompt(args: DAPPrConfig) -> Prompt:
     """The prompt that the training arguments describe."""
     from .text.prompt import Prompt
 
-    prompt = args.prompt or {}
+    prompt = dict(args.prompt or {})  # type: ignore[arg-type]
     valid = {f.name for f in fields(Prompt)}
     for key in prompt:
         if key not in valid:
@@ -287,7 +287,7 @@ def load_checkpoint(
     if is_adapter and base is None:
         raise UserError(f"{checkpoint_name} does not name its base model; pass base_model (--base)")
     tokenizer = lm.load_tokenizer(folder)
-    model = lm.load_lm(base if is_adapter else folder, dtype, quantization)
+    model = lm.load_lm(base if is_adapter and base else folder, dtype, quantization)
     if is_adapter:
         model = lm.load_adapter(model, folder, base_name=base)
     if quantization is None:

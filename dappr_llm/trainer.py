@@ -323,7 +323,7 @@ class DAPPrTrainer(Trainer):
         prepared = self.backend.prepare(dataset, labelled=False, name=task or "dataset")
         task_choices = meta.get("task_num_choices") or max(prepared["num_options"])
         width = max(self.backend.num_choices, task_choices, max(prepared["num_options"]))
-        compute_metrics, self.compute_metrics = self.compute_metrics, None
+        compute_metrics, self.compute_metrics = self.compute_metrics, None  # type: ignore[has-type]
         try:
             with self.backend.reading(width):
                 loop = self.evaluation_loop(
@@ -342,10 +342,6 @@ class DAPPrTrainer(Trainer):
         self, logits: np.ndarray, labels: np.ndarray, num_options: np.ndarray, ids: list[str], meta: dict[str, Any]
     ) -> PredictionTable:
         prediction = self.method.predict(Outputs(logits=torch.from_numpy(logits)))
-        arrays = {
-            key: None if value is None else value.numpy()
-            for key, value in (("alpha", prediction.alpha), ("members", prediction.members))
-        }
         meta = {
             "method": self.method_name,
             "options": self.method.options(),
@@ -356,7 +352,13 @@ class DAPPrTrainer(Trainer):
             **meta,
         }
         return PredictionTable.from_arrays(
-            ids=ids, labels=labels, num_options=num_options, probs=prediction.probs.numpy(), meta=meta, **arrays
+            ids=ids,
+            labels=labels,
+            num_options=num_options,
+            probs=prediction.probs.numpy(),
+            alpha=None if prediction.alpha is None else prediction.alpha.numpy(),
+            members=None if prediction.members is None else prediction.members.numpy(),
+            meta=meta,
         )
 
     # --- saving -------------------------------------------------------------------------------------------------

@@ -182,6 +182,7 @@ class TextBackend:
 
     def config(self) -> dict[str, Any]:
         """What is needed to read this checkpoint's logits again."""
+        assert self.num_choices is not None, "K is settled when the first rows are checked"
         return {
             "modality": self.modality,
             "base_model": self.base_model,

@@ -51,7 +51,7 @@ class MCQTask:
     revision: str | None = None
 
 
-_HUB = {"choices": "choices", "answer": "answerKey", "id": "id"}
+_HUB: dict[str, Any] = {"choices": "choices", "answer": "answerKey", "id": "id"}
 _ARC = Columns(question="question", **_HUB)
 
 TASKS: dict[str, MCQTask] = {
