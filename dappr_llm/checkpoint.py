@@ -23,6 +23,7 @@ RECIPE = "recipe.yaml"
 RESULTS = "results.json"
 TABLES = "predictions"
 FORMAT_VERSION = 1
+_HUB_ID = r"[\w.-]+/[\w.-]+"
 _PACKAGES = ("dappr-llm", "torch", "transformers", "peft", "accelerate", "datasets")
 
 
@@ -41,6 +42,43 @@ def save_sidecar(folder: str | Path, config: dict[str, Any]) -> None:
     """Write `uncertainty_config.json`."""
     content = {"format_version": FORMAT_VERSION, **config, "versions": versions()}
     write_text(Path(folder) / SIDECAR, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def save_readme(folder: str | Path, config: dict[str, Any], hub_base: str | None) -> None:
+    """
+    A short, true `README.md` in place of PEFT's template of unanswered questions.
+
+    Args:
+        folder (`str` or `Path`):
+            The checkpoint.
+        config (`dict`):
+            What `save_sidecar` was given.
+        hub_base (`str`, *optional*):
+            The base model's Hub id; a path of this machine is of no use to anybody else and is left out.
+    """
+    named = hub_base if hub_base and re.fullmatch(_HUB_ID, hub_base) and not Path(hub_base).exists() else None
+    head = ["---", *([f"base_model: {named}"] if named else []), "library_name: peft"]
+    head += ["tags:", *(f"- {tag}" for tag in ("dappr_llm", "lora", "uncertainty")), "---"]
+    options = ", ".join(f"{key} {value}" for key, value in config["method"]["options"].items())
+    body = f"""
+# Uncertainty-aware adapter
+
+A LoRA adapter for multiple-choice questions with up to {config["num_choices"]} options, trained with
+`dappr_llm`: every answer comes with probabilities, an aleatoric and an epistemic
+uncertainty.
+
+- base model: {named or "given by a local path when it was trained"}
+- method: {config["method"]["name"]} ({options})
+- prompt, answer letters, evidence offset and versions: `{SIDECAR}`
+
+```python
+from dappr_llm import load_checkpoint
+model = load_checkpoint("this folder or repository")
+out = model.predict("Which of these is a fruit?", ["hammer", "plum", "violin", "sock"])
+print(out.probs, out.aleatoric, out.epistemic)
+```
+"""
+    write_text(Path(folder) / "README.md", "\n".join(head) + "\n" + body)
 
 
 def load_sidecar(checkpoint: str | Path, revision: str | None = None) -> tuple[str, dict[str, Any]]:
@@ -75,7 +113,7 @@ def load_sidecar(checkpoint: str | Path, revision: str | None = None) -> tuple[s
 
 
 def _download(repo: str, revision: str | None) -> str:
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo) or repo.startswith((".", "/")):
+    if not re.fullmatch(_HUB_ID, repo) or repo.startswith((".", "/")):
         raise UserError(f"{repo}: no such folder (and not a Hub id of the form user/name)")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError

@@ -377,7 +377,9 @@ class DAPPrTrainer(Trainer):
         model.save_pretrained(folder, state_dict=state_dict, **extra)
         self.backend.tokenizer.save_pretrained(folder)
         write_text(folder / "training_args.json", self.args.to_json_string())
-        checkpoint.save_sidecar(folder, self.sidecar())
+        config = self.sidecar()
+        checkpoint.save_sidecar(folder, config)
+        checkpoint.save_readme(folder, config, self.backend.hub_base)
 
     def sidecar(self) -> dict[str, Any]:
         """Everything needed to read this model's logits again."""

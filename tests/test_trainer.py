@@ -142,6 +142,8 @@ def test_saved_adapter_is_whole_small_and_plain(tmp_path, tokenizer, lora):
     with safe_open(tmp_path / "adapter_model.safetensors", "pt") as file:
         assert all("lora_" in name for name in file.keys())
     assert not list(tmp_path.rglob("*.bin")) and not list(tmp_path.rglob("*.pkl"))
+    readme = (tmp_path / "README.md").read_text()
+    assert "More Information Needed" not in readme and str(tmp_path) not in readme
     sidecar = json.loads((tmp_path / "uncertainty_config.json").read_text())
     assert sidecar["method"] == {"name": "dappr", "options": METHOD.options()}
     assert (sidecar["num_choices"], sidecar["letters"], sidecar["evidence_offset"]) == (4, list("ABCD"), -1.5)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..methods import Method
 from ..outputs import Outputs
+from . import embedded
 from .items import LETTERS, Columns, parse_item
 from .prompt import Prompt, choice_token_ids, tokenize_items
 from .readout import ChoiceReadout
@@ -81,6 +82,7 @@ class TextBackend:
         self.max_length = _fitting_length(model, max_length)
         self.evidence_offset = evidence_offset
         self.base_model = base_model
+        self.hub_base = embedded.public_name(base_model)  # what a model card names
         self.width = num_choices or 2  # letters read at the moment
         self.readout = ChoiceReadout(model, self._token_ids(self.width))
         self._takes_positions = "position_ids" in inspect.signature(_unwrapped(model).forward).parameters

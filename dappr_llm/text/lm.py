@@ -161,7 +161,7 @@ def load_adapter(
 
 def _portable_base(model: PeftModel, base_name: str | None) -> None:
     """Let the adapter's config name its base as a Hub id where one is known, not as a path of this machine."""
-    name = embedded.HUB_ID if base_name == embedded.NAME else base_name
+    name = embedded.public_name(base_name)
     if name is not None:
         for config in model.peft_config.values():
             config.base_model_name_or_path = name
