@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 
@@ -66,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_argument("--question", help="own data: question column")
     predict.add_argument("--choices", nargs="+", help="own data: choices column, or one column per option")
     predict.add_argument("--answer", help="own data: answer column")
+    predict.add_argument("--options", nargs="+", help="own data: the same options for every row (text classification)")
     _common(predict)
 
     evaluate = verb("evaluate", "Accuracy, NLL, ECE, and OOD AUROC, from a checkpoint or from saved tables.")
@@ -102,7 +104,7 @@ def _predict(args: argparse.Namespace) -> int:
 
     if not args.out.endswith((".npz", ".parquet")):
         raise UserError(f"--out {args.out}: the name must end in .npz or .parquet")
-    columns = {"question": args.question, "choices": args.choices, "answer": args.answer}
+    columns = {"question": args.question, "choices": args.choices, "answer": args.answer, "options": args.options}
     own = {key: value for key, value in columns.items() if value}
     if len(own.get("choices", ())) == 1:
         own["choices"] = own["choices"][0]
@@ -147,6 +149,11 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     # Fewer lines of noise from the tokenizers library after a fork.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # Where logits start, what was truncated, what looks wrong: our own messages, once and not once per process.
+    logger = logging.getLogger("dappr_llm")
+    logger.setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.ERROR)
+    if not logger.handlers:
+        logger.addHandler(logging.StreamHandler())
     handlers = {"train": _train, "predict": _predict, "evaluate": _evaluate, "recipes": _recipes}
     try:
         return handlers[args.verb](args)

@@ -67,25 +67,16 @@ def train(recipe: Recipe, resume: str | None = None, overwrite: bool = False) ->
     trainer = DAPPrTrainer(run.model, args, run.train, run.validation, method=run.method, backend=run.backend)
     if is_main_process():
         write_text(folder / checkpoint.RECIPE, recipe.to_yaml())
+    say(f"Training {recipe.method['name']} on {run.tasks['train'].name}, {len(run.train)} rows, into {folder}")
     trainer.train(resume_from_checkpoint=resume)
     if trainer.interrupt.stopped:
         say(f"Stopped at step {trainer.state.global_step}, saved in {folder}. Continue with --resume.")
         return None
     trainer.save_model(str(folder))
-    if is_main_process():
-        _remove_checkpoints_of_finished(trainer, folder)
     tables = predict_tables(trainer, folder, id_rows, ood_rows)
     if id_rows is not None:
         finish(folder, tables, recipe.name, trainer.args.seed)
     return folder
-
-
-def _remove_checkpoints_of_finished(trainer: Any, folder: Path) -> None:
-    """Training state (optimizer moments) is of no use once the final adapter is written, unless it was asked for."""
-    if trainer.args.save_total_limit is None:
-        return
-    for path in folder.glob("checkpoint-*"):
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def claim_folder(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) -> bool:
@@ -143,6 +134,7 @@ def predict_tables(trainer: Any, folder: Path, id_rows: Any, ood_rows: list[Any]
     """Predict the ID test rows and every OOD task; each table is saved as soon as it is there."""
     tables = {}
     for split, rows, task in ([id_rows] if id_rows else []) + ood_rows:
+        say(f"Predicting {task.name} ({split}, {len(rows)} rows)")
         table = trainer.predict_table(
             rows, task.name, split, checkpoint=folder.name, task_num_choices=task.num_choices or None
         )
@@ -207,6 +199,7 @@ def predict(trainer: Any, task: Any, split: str, root: str | None, limit: int | 
 
     task = get_task(task)
     rows = load_task(task, split, root, limit, labelled=False)
+    say(f"Predicting {task.name} ({split}, {len(rows)} rows)")
     name = Path(trainer.args.output_dir).name
     return trainer.predict_table(rows, task.name, split, checkpoint=name, task_num_choices=task.num_choices)
 

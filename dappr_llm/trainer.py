@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Sampler
 from transformers import EvalPrediction, Trainer
 
 from . import checkpoint
@@ -24,24 +23,12 @@ from .methods import Method, Progress, get_method, name_of
 from .monitor import ChanceMonitor, common_mode_share, evidence_stats
 from .outputs import Outputs
 from .predictions import PredictionTable
+from .samplers import FixedOrder, LengthGrouped
 
 logger = logging.getLogger(__name__)
 
 _PROBE_ROWS = 64  # training rows read once to know where the logits start
 _DEAD = -5.0  # start logits below this carry almost no gradient
-
-
-class _FixedOrder(Sampler[int]):
-    """A given order of rows; accelerate shards it over processes like any sampler."""
-
-    def __init__(self, order: list[int]):
-        self.order = order
-
-    def __iter__(self):
-        return iter(self.order)
-
-    def __len__(self) -> int:
-        return len(self.order)
 
 
 class DAPPrTrainer(Trainer):
@@ -196,6 +183,14 @@ class DAPPrTrainer(Trainer):
         self.model.train(training)
         return torch.cat(logits)[:, : self.backend.num_choices].float().cpu()
 
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        grouped = self.args.train_sampling_strategy == "group_by_length"
+        if not grouped or "length" not in getattr(dataset, "column_names", ()):
+            return super()._get_train_sampler(train_dataset)
+        batch = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        return LengthGrouped(batch, dataset["length"], self.args.data_seed or self.args.seed, lambda: self.state.epoch)
+
     def progress(self) -> Progress:
         """Where training stands; schedules count whole epochs from 0."""
         epochs = self.state.num_train_epochs or math.ceil(self.args.num_train_epochs)
@@ -293,7 +288,7 @@ class DAPPrTrainer(Trainer):
             return super()._get_eval_sampler(eval_dataset)
         # Longest first: hardly any padding, and a batch that does not fit fails at once. Rows are put back in order.
         lengths = np.asarray(eval_dataset["length"])
-        return _FixedOrder(np.argsort(-lengths, kind="stable").tolist())
+        return FixedOrder(np.argsort(-lengths, kind="stable").tolist())
 
     def _metrics(self, prediction: EvalPrediction) -> dict[str, float]:
         """Evaluation during training: the same figures from the same tables as everywhere else."""

@@ -141,6 +141,11 @@ def test_output_folder_rules(recipe, tmp_path, capsys):
     assert main(["train", str(recipe), "--resume"]) == 0
     assert "finished" in capsys.readouterr().out
     assert (run / "adapter_model.safetensors").read_bytes() == adapter
+    # Interrupted after training, before the figures: resuming must not start over.
+    before = json.loads((run / "results.json").read_text())["results"]
+    (run / "results.json").unlink()
+    assert main(["train", str(recipe), "--resume"]) == 0
+    assert json.loads((run / "results.json").read_text())["results"] == pytest.approx(before, abs=1e-5)
     busy = tmp_path / "busy"
     busy.mkdir()
     (busy / "thesis.tex").write_text("precious")
@@ -312,3 +317,22 @@ def test_two_processes_equal_one(recipe, tmp_path):
         one, two = (PredictionTable.load(folder / "predictions" / name) for folder in (single, double))
         assert one.ids.tolist() == two.ids.tolist() and one.labels.tolist() == two.labels.tolist()
         assert np.allclose(one.alpha, two.alpha, rtol=1e-4)
+
+
+def test_text_classification_from_a_csv_file(recipe, tmp_path, capsys):
+    """The same options for every row, a share of the rows held out for validation, no test split."""
+    kinds = ["fruit", "tool", "colour"]
+    words = {"fruit": ["plum", "fig", "pear"], "tool": ["hammer", "saw", "drill"], "colour": ["red", "blue", "green"]}
+    lines = [f"{words[kinds[i % 3]][i // 3 % 3]},{kinds[i % 3]}" for i in range(30)]
+    path = tmp_path / "labels.csv"
+    path.write_text("\n".join(["text,kind", *lines]) + "\n")
+    data = f"data={{train: {{path: {path}, question: text, answer: kind, options: [fruit, tool, colour]}}, "
+    data += "validation_fraction: 0.2, test_split: null}"
+    assert main(["train", str(recipe), "--set", data]) == 0
+    run = tmp_path / "run"
+    assert json.loads((run / "uncertainty_config.json").read_text())["num_choices"] == 3
+    assert not (run / "results.json").exists()
+    command = ["predict", str(run), "--task", str(path), "--question", "text", "--options", *kinds]
+    assert main([*command, "--answer", "kind", "--out", str(tmp_path / "labels.npz")]) == 0
+    table = PredictionTable.load(tmp_path / "labels.npz")
+    assert table.probs.shape == (30, 3) and table.labels.tolist() == [i % 3 for i in range(30)]

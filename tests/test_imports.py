@@ -1,6 +1,7 @@
 """Dependency directions: who may import whom, read from the source."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,9 @@ def test_files_and_functions_stay_small():
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.FunctionDef):
                 assert node.end_lineno - node.lineno < 60, f"{path}: {node.name}"
+
+
+def test_every_package_is_installed():
+    listed = set(re.findall(r'"(dappr_llm[\w.]*)"', (PACKAGE.parent / "pyproject.toml").read_text()))
+    for path in PACKAGE.rglob("__init__.py"):
+        assert ".".join(path.parent.relative_to(PACKAGE.parent).parts) in listed

@@ -80,9 +80,16 @@ def test_evaluation_does_not_depend_on_the_batch_size(tmp_path, tokenizer, lora,
         assert other[key] == pytest.approx(reference[key], rel=1e-4), key
 
 
-def test_resuming_equals_never_stopping(tmp_path, tokenizer, lora):
+@pytest.mark.parametrize("strategy", ["random", "group_by_length"])
+def test_resuming_equals_never_stopping(tmp_path, tokenizer, lora, strategy):
     lora.lora_dropout = 0.2  # the random state must be restored too
-    options = {"num_train_epochs": 3, "save_strategy": "steps", "save_steps": 5, "evidence_offset": "auto"}
+    options = {
+        "train_sampling_strategy": strategy,
+        "num_train_epochs": 3,
+        "save_strategy": "steps",
+        "save_steps": 5,
+        "evidence_offset": "auto",
+    }
     whole = build(tmp_path / "a", tokenizer, lora, **options)
     whole.train()
 
