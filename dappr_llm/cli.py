@@ -6,6 +6,8 @@ import argparse
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from . import __version__
 from .errors import UserError
@@ -144,19 +146,28 @@ def _recipes(args: argparse.Namespace) -> int:
     return 0
 
 
+@contextmanager
+def _messages() -> Iterator[None]:
+    """Our own messages (where logits start, what was truncated) on stderr, once and not once per process."""
+    logger = logging.getLogger("dappr_llm")
+    handler = logging.StreamHandler()
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one verb; a mistake of the user's is one sentence and exit code 2."""
     args = _parser().parse_args(argv)
     # Fewer lines of noise from the tokenizers library after a fork.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # Where logits start, what was truncated, what looks wrong: our own messages, once and not once per process.
-    logger = logging.getLogger("dappr_llm")
-    logger.setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.ERROR)
-    if not logger.handlers:
-        logger.addHandler(logging.StreamHandler())
     handlers = {"train": _train, "predict": _predict, "evaluate": _evaluate, "recipes": _recipes}
     try:
-        return handlers[args.verb](args)
+        with _messages():
+            return handlers[args.verb](args)
     except UserError as error:
         print(f"dappr: {error}", file=sys.stderr)
         return 2

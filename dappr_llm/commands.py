@@ -111,6 +111,7 @@ def _identity(recipe: Recipe) -> dict[str, Any]:
 
     values = asdict(recipe)
     values["train"] = {k: v for k, v in values["train"].items() if k not in _NOT_IDENTITY}
+    values["data"].pop("root")
     return _flat({k: v for k, v in values.items() if k not in ("name", "description")})
 
 
