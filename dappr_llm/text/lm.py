@@ -112,7 +112,7 @@ def load_lm(
             quantization_config=quantization_config(quantization),
             **kwargs,
         )
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(
             f"Could not load the model {name!r}: {_first_line(error)}. Give a Hub id, a folder with config.json and "
             f"safetensors, or {embedded.NAME!r}"

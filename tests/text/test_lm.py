@@ -1,6 +1,5 @@
 """Loading models: dtype, quantised bases, the embedded default, and what goes wrong."""
 
-import json
 import os
 import sys
 
@@ -8,6 +7,7 @@ import pytest
 import torch
 from peft import LoraConfig
 from tiny import make_rows
+from transformers import MistralConfig, MistralForCausalLM
 
 from dappr_llm import DAPPrConfig, DAPPrTrainer, UserError, load_checkpoint
 from dappr_llm.methods.dappr import DAPPr
@@ -74,10 +74,12 @@ def test_an_adapter_of_another_model_is_refused(tmp_path, model_folder, make_mod
         train_dataset=make_rows(4),
     )
     trainer.save_model()
-    config = json.loads((model_folder / "config.json").read_text())
-    config["hidden_size"], config["head_dim"] = 64, 8
-    (model_folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match="Could not load"):
+    other = MistralConfig.from_pretrained(model_folder, hidden_size=64, head_dim=8)
+    MistralForCausalLM(other).save_pretrained(tmp_path / "other")
+    with pytest.raises(UserError, match="Could not load the adapter"):
+        load_checkpoint(tmp_path / "run", base_model=str(tmp_path / "other"))
+    other.save_pretrained(model_folder)  # a config that does not belong to the weights beside it
+    with pytest.raises(UserError, match="Could not load the model"):
         load_checkpoint(tmp_path / "run", base_model=str(model_folder))
     with pytest.raises(UserError, match="--base"):
         load_checkpoint(tmp_path / "run")
