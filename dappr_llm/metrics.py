@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from sklearn.metrics import average_precision_score, roc_auc_score
 
 NUM_BINS = 15
 _SMALLEST_PROB = 1e-10
@@ -89,12 +88,16 @@ def aupr(positive: np.ndarray, score: np.ndarray) -> float:
     Returns:
         `float`: NaN unless there are both positives and negatives.
     """
+    from sklearn.metrics import average_precision_score  # takes a second to import: not for `dappr train typo.yaml`
+
     positive, ranks = _as_ranking(positive, score)
     return float(average_precision_score(positive, ranks)) if 0 < positive.sum() < len(positive) else float("nan")
 
 
 def auroc(positive: np.ndarray, score: np.ndarray) -> float:
     """Area under the ROC curve, with the arguments and the undefined cases of [`aupr`]."""
+    from sklearn.metrics import roc_auc_score
+
     positive, ranks = _as_ranking(positive, score)
     return float(roc_auc_score(positive, ranks)) if 0 < positive.sum() < len(positive) else float("nan")
 
