@@ -67,7 +67,7 @@ def train(recipe: Recipe, resume: str | None = None, overwrite: bool = False) ->
     trainer = DAPPrTrainer(run.model, args, run.train, run.validation, method=run.method, backend=run.backend)
     if is_main_process():
         write_text(folder / checkpoint.RECIPE, recipe.to_yaml())
-    say(f"Training {recipe.method['name']} on {run.tasks['train'].name}, {len(run.train)} rows, into {folder}")
+    say(f"Training {recipe.method['name']} on {run.tasks['train'].name}, {len(run.train or ())} rows, into {folder}")
     trainer.train(resume_from_checkpoint=resume)
     if trainer.interrupt.stopped:
         say(f"Stopped at step {trainer.state.global_step}, saved in {folder}. Continue with --resume.")
