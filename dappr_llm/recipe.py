@@ -46,7 +46,12 @@ class ModelSection:
 
 @dataclass
 class DataSection:
-    """`data:` the task to train on, the OOD tasks to test on; each a name or a description of one's own data."""
+    """
+    `data:` the task to train on, the OOD tasks to test on; each a name or a description of one's own data.
+
+    `naming_share` is the share of training rows whose question is replaced by one that asks for the right option's own
+    words. It keeps small models in mind of what a letter stands for while they learn a task too hard to show it.
+    """
 
     train: Any = None
     ood: list[Any] = field(default_factory=list)
@@ -56,6 +61,7 @@ class DataSection:
     test_split: str | None = "test"
     ood_split: str = "test"
     validation_fraction: float | None = None
+    naming_share: float = 0.0
     max_train_samples: int | None = None
     max_validation_samples: int | None = None
     max_test_samples: int | None = None

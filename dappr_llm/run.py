@@ -105,15 +105,18 @@ def load_split(recipe: Recipe, split: str, limit: int | None) -> Dataset:
 
 
 def build_data(recipe: Recipe) -> tuple[Dataset, Dataset | None]:
-    """Training and validation rows."""
+    """Training and validation rows; only training rows are ever turned into naming questions."""
+    from .text.tasks import with_naming
+
     data = recipe.data
     train = load_split(recipe, data.train_split, data.max_train_samples)
+    validation = None
     if data.validation_fraction:
         halves = train.train_test_split(data.validation_fraction, seed=0)
-        return halves["train"], halves["test"]
-    if data.validation_split is None:
-        return train, None
-    return train, load_split(recipe, data.validation_split, data.max_validation_samples)
+        train, validation = halves["train"], halves["test"]
+    elif data.validation_split is not None:
+        validation = load_split(recipe, data.validation_split, data.max_validation_samples)
+    return with_naming(train, data.naming_share), validation
 
 
 def test_tasks(recipe: Recipe) -> tuple[tuple[str, Dataset, MCQTask] | None, list[tuple[str, Dataset, MCQTask]]]:

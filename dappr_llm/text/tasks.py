@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -186,6 +187,34 @@ def load_task(
     if not items:
         raise UserError(f"Task {task.name!r}, split {split!r}, has no rows")
     return _as_dataset(items)
+
+
+def with_naming(items: Dataset, share: float) -> Dataset:
+    """
+    Replace the question of a share of the items by one that asks for the right option's own words.
+
+    A letter can then be found without knowing anything, which teaches a small model, and reminds it, what letters
+    stand for. The choice of rows depends on their ids alone.
+
+    Args:
+        items (`Dataset`):
+            Labelled items from `load_task`.
+        share (`float`):
+            Between 0 (nothing changes) and 1.
+    """
+    if not 0 <= share <= 1:
+        raise UserError(f"data.naming_share must be between 0 and 1, got {share}")
+    if share == 0:
+        return items
+
+    def rename(item: dict[str, Any]) -> dict[str, Any]:
+        draw = random.Random(f"naming/{item['id']}")  # seeded by text: the same on every machine and process
+        if draw.random() < share:
+            form = everyday.NAMING_QUESTIONS[int(draw.random() * len(everyday.NAMING_QUESTIONS))]
+            item["question"] = form.format(word=item["options"][item["label"]])
+        return item
+
+    return items.map(rename)
 
 
 def _as_dataset(items: list[dict[str, Any]]) -> Dataset:

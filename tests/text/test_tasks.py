@@ -176,6 +176,21 @@ def test_limit(tmp_path):
     assert len(load_task(str(write_jsonl(tmp_path / "r.jsonl", rows)), "train", limit=5)) == 5
 
 
+def test_naming_questions_ask_for_the_right_option():
+    from dappr_llm.text.tasks import with_naming
+
+    items = load_task("everyday", "test")
+    assert with_naming(items, 0.0) is items
+    mixed = with_naming(items, 0.5)
+    assert mixed["id"] == items["id"] and mixed["options"] == items["options"] and mixed["label"] == items["label"]
+    changed = [i for i in range(len(items)) if mixed[i]["question"] != items[i]["question"]]
+    assert 0.4 < len(changed) / len(items) < 0.6
+    assert all(mixed[i]["options"][mixed[i]["label"]] in mixed[i]["question"] for i in changed)
+    assert with_naming(items, 0.5)["question"] == mixed["question"]
+    with pytest.raises(UserError, match="naming_share"):
+        with_naming(items, 1.5)
+
+
 real_data = pytest.mark.skipif(
     not os.environ.get("DAPPR_TEST_DATA"), reason="set DAPPR_TEST_DATA to a folder with the real datasets"
 )
