@@ -121,11 +121,11 @@ def default_name(path: Path) -> str:
 
 def build_recipe(values: Mapping[str, Any], where: str = "recipe") -> Recipe:
     """A `Recipe` from nested mappings; unknown keys are refused with the nearest valid ones."""
-    _check_keys(values, _TOP - {"base"}, where, "")
+    check_keys(values, _TOP - {"base"}, where, "")
     parts: dict[str, Any] = {}
     for key, value in values.items():
         if key in _SECTIONS:
-            _check_keys(_mapping(value, where, key), {f.name for f in fields(_SECTIONS[key])}, where, f"{key}.")
+            check_keys(_mapping(value, where, key), {f.name for f in fields(_SECTIONS[key])}, where, f"{key}.")
             parts[key] = _SECTIONS[key](**value)
         elif key in _FREE:
             parts[key] = dict(_mapping(value, where, key))
@@ -145,7 +145,8 @@ def _mapping(value: Any, where: str, key: str) -> Mapping[str, Any]:
     return value
 
 
-def _check_keys(values: Mapping[str, Any], valid: set[str], where: str, prefix: str) -> None:
+def check_keys(values: Mapping[str, Any], valid: set[str], where: str, prefix: str) -> None:
+    """Refuse an unknown key of a section, naming the nearest valid ones."""
     for key in values:
         if key not in valid:
             raise UserError(f"{where}: unknown key {prefix + str(key)!r}; {nearest(key, valid)}")

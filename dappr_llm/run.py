@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import checkpoint
-from .errors import UserError, nearest
+from .errors import UserError
 from .methods import Method, get_method
-from .recipe import Recipe
+from .recipe import Recipe, check_keys
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -76,9 +76,7 @@ def build_args(recipe: Recipe) -> DAPPrConfig:
     from .config import DAPPrConfig
 
     valid = {f.name for f in fields(DAPPrConfig) if f.init}
-    for key in recipe.train:
-        if key not in valid:
-            raise UserError(f"{recipe.name}: unknown key 'train.{key}'; {nearest(key, valid)}")
+    check_keys(recipe.train, valid, recipe.name, "train.")
     values = {"report_to": "none", **recipe.train, "output_dir": str(recipe.output_dir)}
     try:
         return DAPPrConfig(**values)
@@ -91,9 +89,7 @@ def build_lora(recipe: Recipe) -> Any:
     from peft import LoraConfig
 
     valid = set(inspect.signature(LoraConfig).parameters)
-    for key in recipe.lora:
-        if key not in valid:
-            raise UserError(f"{recipe.name}: unknown key 'lora.{key}'; {nearest(key, valid)}")
+    check_keys(recipe.lora, valid, recipe.name, "lora.")
     return LoraConfig(**{**_PEFT_DEFAULTS, **recipe.lora})
 
 
@@ -195,10 +191,7 @@ def build_prompt(args: DAPPrConfig) -> Prompt:
     from .text.prompt import Prompt
 
     prompt = dict(args.prompt or {})  # type: ignore[arg-type]
-    valid = {f.name for f in fields(Prompt)}
-    for key in prompt:
-        if key not in valid:
-            raise UserError(f"unknown key 'train.prompt.{key}'; {nearest(key, valid)}")
+    check_keys(prompt, {f.name for f in fields(Prompt)}, "the prompt", "train.prompt.")
     return Prompt(**prompt)
 
 
@@ -225,7 +218,6 @@ def build_backend(
     tokenizer: Any,
     args: DAPPrConfig,
     method: Method,
-    train_dataset: Any = None,
     peft_config: Any = None,
     quantization_config: Any = None,
 ) -> tuple[Any, TextBackend]:

@@ -85,16 +85,15 @@ class DAPPrTrainer(Trainer):
             from .run import build_backend  # the only place that chooses text or vision
 
             model, backend = build_backend(
-                model, processing_class, args, self.method, train_dataset, peft_config, quantization_config
+                model, processing_class, args, self.method, peft_config, quantization_config
             )
         self.backend = backend
         if train_dataset is not None:
-            train_dataset = backend.prepare(train_dataset, name="train_dataset")
-            backend.check_options(train_dataset, "train_dataset")
+            train_dataset = self._prepare(train_dataset, "train_dataset")
         if isinstance(eval_dataset, dict):
-            eval_dataset = {key: self._prepare_eval(rows, key) for key, rows in eval_dataset.items()}
+            eval_dataset = {key: self._prepare(rows, key) for key, rows in eval_dataset.items()}
         elif eval_dataset is not None:
-            eval_dataset = self._prepare_eval(eval_dataset, "eval_dataset")
+            eval_dataset = self._prepare(eval_dataset, "eval_dataset")
         self._terms: dict[str, Tensor] = {}
         self._chance = ChanceMonitor()
         self.interrupt = InterruptCallback()
@@ -111,7 +110,7 @@ class DAPPrTrainer(Trainer):
         )
         self.label_names = ["labels"]
 
-    def _prepare_eval(self, rows: Any, name: str) -> Any:
+    def _prepare(self, rows: Any, name: str) -> Any:
         prepared = self.backend.prepare(rows, name=name)
         self.backend.check_options(prepared, name)
         return prepared
@@ -128,14 +127,13 @@ class DAPPrTrainer(Trainer):
                 fresh start. Defaults to `args.resume_from_checkpoint`.
         """
         resume = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
-        if resume == "auto":
-            resume = checkpoint.last_checkpoint(self.args.output_dir)
-        elif resume is True or resume == "true":
-            resume = checkpoint.last_checkpoint(self.args.output_dir)
-            if resume is None:
+        if resume in ("auto", "true", True):
+            last = checkpoint.last_checkpoint(self.args.output_dir)
+            if last is None and resume != "auto":
                 raise UserError(f"{self.args.output_dir} holds no checkpoint to resume from")
+            resume = last
         if resume:
-            _, config = checkpoint.load_sidecar(resume)
+            _, config = checkpoint.load_sidecar(str(resume))
             self.backend.evidence_offset = config["evidence_offset"]
             logger.info(f"Resuming from {resume}")
         else:

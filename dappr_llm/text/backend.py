@@ -83,8 +83,7 @@ class TextBackend:
         self.evidence_offset = evidence_offset
         self.base_model = base_model
         self.hub_base = embedded.public_name(base_model)  # what a model card names
-        self.width = num_choices or 2  # letters read at the moment
-        self.readout = ChoiceReadout(model, self._token_ids(self.width))
+        self.readout = ChoiceReadout(model, self._token_ids(num_choices or 2))
         self._takes_positions = "position_ids" in inspect.signature(_unwrapped(model).forward).parameters
 
     def _token_ids(self, width: int) -> list[int]:
@@ -93,12 +92,11 @@ class TextBackend:
     @contextmanager
     def reading(self, width: int) -> Iterator[None]:
         """Read the first `width` letters instead of the K trained ones."""
-        before = self.width, self.readout.token_ids
-        self.width, self.readout.token_ids = width, self._token_ids(width)
+        before, self.readout.token_ids = self.readout.token_ids, self._token_ids(width)
         try:
             yield
         finally:
-            self.width, self.readout.token_ids = before
+            self.readout.token_ids = before
 
     def read(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Outputs:
         """One forward pass; logits are `[B, width]` in float32, the offset added."""
@@ -173,8 +171,8 @@ class TextBackend:
         """Settle K if it is still open; refuse rows that offer more options than letters are trained."""
         counts = list(prepared["num_options"])
         if self.num_choices is None:
-            self.num_choices = self.width = max(counts)
-            self.readout.token_ids = self._token_ids(self.width)
+            self.num_choices = max(counts)
+            self.readout.token_ids = self._token_ids(self.num_choices)
         for row, count in enumerate(counts):
             if count > self.num_choices:
                 raise UserError(

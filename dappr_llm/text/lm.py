@@ -125,14 +125,21 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0].rstrip(".")
 
 
-def add_adapter(model: PreTrainedModel, config: LoraConfig, base_name: str | None = None) -> PeftModel:
-    """A fresh adapter on a loaded model; the base is prepared first if it is quantised."""
-    from peft import get_peft_model, prepare_model_for_kbit_training
+def _trainable_base(model: PreTrainedModel) -> PreTrainedModel:
+    """A quantised base must be prepared before an adapter on it can train; any other is ready."""
+    from peft import prepare_model_for_kbit_training
 
     if getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False):
-        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+        return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    return model
+
+
+def add_adapter(model: PreTrainedModel, config: LoraConfig, base_name: str | None = None) -> PeftModel:
+    """A fresh adapter on a loaded model; the base is prepared first if it is quantised."""
+    from peft import get_peft_model
+
     try:
-        peft_model = get_peft_model(model, config)
+        peft_model = get_peft_model(_trainable_base(model), config)
     except ValueError as error:
         raise UserError(f"The lora section does not fit {type(model).__name__}: {_first_line(error)}") from None
     _portable_base(peft_model, base_name)
@@ -143,14 +150,14 @@ def load_adapter(
     model: PreTrainedModel, adapter: str, trainable: bool = False, base_name: str | None = None, **kwargs: Any
 ) -> PeftModel:
     """An existing adapter (folder or Hub id, safetensors only) on a loaded model."""
-    from peft import PeftModel, prepare_model_for_kbit_training
+    from peft import PeftModel
     from safetensors import SafetensorError
 
     folder = Path(adapter)
     if folder.is_dir() and not (folder / "adapter_model.safetensors").is_file():
         raise UserError(f"{adapter}: no adapter_model.safetensors in that folder, so it is not an adapter we can load")
-    if trainable and (getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False)):
-        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    if trainable:
+        model = _trainable_base(model)
     try:
         peft_model = PeftModel.from_pretrained(model, adapter, is_trainable=trainable, use_safetensors=True, **kwargs)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
