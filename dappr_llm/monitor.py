@@ -94,6 +94,7 @@ def common_mode_share(method: Method, out: Outputs, labels: Tensor, progress: Pr
         logits = out.logits.detach().requires_grad_()
         terms = method.loss(Outputs(logits=logits), labels, progress)
         (grad,) = torch.autograd.grad(sum(term.sum() for term in terms.values()), logits)
+    grad = grad[:, : method.predict(Outputs(logits=logits.detach())).probs.shape[-1]]  # classes, not scales
     common = grad.mean(-1).square() * grad.shape[-1]
     return common / grad.square().sum(-1).clamp_min(1e-30)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +87,21 @@ def upcast(logits: Tensor) -> Tensor:
 
 
 def from_log_probs(log_probs: Tensor) -> Prediction:
-    """Softmax reading: aleatoric `1 - max p`, epistemic the entropy in nats."""
+    """
+    Softmax reading: aleatoric `1 - max p`, epistemic the entropy in nats.
+
+    Of several passes, `[B, M, K]`: probabilities are averaged, and epistemic is the mutual information.
+    """
+    if log_probs.dim() == 2:
+        return _softmax_reading(log_probs)
+    each = _softmax_reading(log_probs)
+    mean = _softmax_reading(log_probs.logsumexp(-2) - math.log(log_probs.shape[-2]))
+    mean.epistemic = (mean.epistemic - each.epistemic.mean(-1)).clamp_min(0)
+    mean.members = each.probs.movedim(-2, 0)
+    return mean
+
+
+def _softmax_reading(log_probs: Tensor) -> Prediction:
     probs = log_probs.exp()
     # -inf log-probabilities have p = 0 and contribute nothing; 0 * -inf would be NaN.
     entropy = -(probs * log_probs.clamp_min(torch.finfo(log_probs.dtype).min)).sum(-1)
@@ -94,7 +109,12 @@ def from_log_probs(log_probs: Tensor) -> Prediction:
 
 
 def from_alpha(alpha: Tensor, scale: float = 1.0) -> Prediction:
-    """Dirichlet reading: `p = alpha/alpha0`, aleatoric `1 - max p`, epistemic `scale * K/alpha0`."""
+    """
+    Dirichlet reading: `p = alpha/alpha0`, aleatoric `1 - max p`, epistemic `scale * K/alpha0`.
+
+    Of several passes, `[B, M, K]`, alpha is averaged first, as ensembles of Dirichlet models are.
+    """
+    alpha = alpha if alpha.dim() == 2 else alpha.mean(-2)
     alpha0 = alpha.sum(-1)
     probs = alpha / alpha0.unsqueeze(-1)
     epistemic = scale * alpha.shape[-1] / alpha0

@@ -50,6 +50,7 @@ class Run:
         import torch
 
         from .outputs import Outputs
+        from .passes import read_logits, seeded
         from .text.items import Columns, parse_item
 
         questions, options = ([question], [choices]) if isinstance(question, str) else (question, choices)
@@ -60,9 +61,10 @@ class Run:
         device = next(self.model.parameters()).device
         batch = self.backend.collate(list(self.backend.prepare(rows, labelled=False)))
         self.model.eval()
-        with torch.no_grad(), self.backend.reading(counts.pop()):
-            out = self.backend.read(self.model, {key: value.to(device) for key, value in batch.items()})
-        return self.method.predict(Outputs(logits=out.logits.cpu()))
+        inputs = {key: value.to(device) for key, value in batch.items()}
+        with torch.no_grad(), seeded(0), self.backend.reading(counts.pop()):
+            logits = read_logits(self.backend, self.model, inputs, self.method.passes)
+        return self.method.predict(Outputs(logits=logits.cpu()))
 
 
 def build_method(recipe: Recipe) -> Method:
@@ -296,6 +298,7 @@ def load_checkpoint(
         max_length=config["max_length"],
         evidence_offset=config["evidence_offset"],
         base_model=config.get("base_model"),
+        extra_token_ids=config.get("extra_token_ids"),
     )
     model.eval()
     return Run(method, model, backend, folder)

@@ -22,6 +22,7 @@ from .interrupt import InterruptCallback
 from .methods import Method, Progress, get_method, name_of
 from .monitor import ChanceMonitor, common_mode_share, evidence_stats
 from .outputs import Outputs
+from .passes import read_logits, seeded
 from .predictions import PredictionTable
 from .samplers import FixedOrder, LengthGrouped
 
@@ -277,9 +278,16 @@ class DAPPrTrainer(Trainer):
         """Raw logits and (label, row, option count) of a batch; what they mean is worked out once all are gathered."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
-            logits = self.backend.read(model, inputs).logits
+            logits = read_logits(self.backend, model, inputs, self.method.passes)
         keys = torch.stack([inputs["labels"], inputs["row"], inputs["num_options"]], dim=-1)
         return None, logits, keys
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """As Trainer's, with stochastic passes seeded: by the process too, so that no two rows share their masks."""
+        if self.method.passes == 1:
+            return super().evaluation_loop(*args, **kwargs)
+        with seeded(self.args.seed + self.args.process_index):
+            return super().evaluation_loop(*args, **kwargs)
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Any:
         if "length" not in getattr(eval_dataset, "column_names", ()):
@@ -291,10 +299,12 @@ class DAPPrTrainer(Trainer):
     def _metrics(self, prediction: EvalPrediction) -> dict[str, float]:
         """Evaluation during training: the same figures from the same tables as everywhere else."""
         logits, labels, num_options, _ = _in_order(prediction.predictions, prediction.label_ids)
-        outputs = Outputs(logits=torch.from_numpy(logits))
-        terms, extra = self._loss_terms(
-            outputs, torch.from_numpy(labels), torch.from_numpy(num_options), Progress.final(self.progress().epochs)
-        )
+        # Each of several passes counts as a row of its own: the loss is their mean.
+        repeats = logits.shape[1] if logits.ndim == 3 else 1
+        outputs = Outputs(logits=torch.from_numpy(logits).flatten(0, -2))
+        rows = [torch.from_numpy(values).repeat_interleave(repeats) for values in (labels, num_options)]
+        with seeded(0):  # a loss that draws noise must not depend on when it is evaluated, nor disturb training
+            terms, extra = self._loss_terms(outputs, rows[0], rows[1], Progress.final(self.progress().epochs))
         losses = {f"loss/{key}": value.mean().item() for key, value in terms.items()}
         metrics = {"loss": sum(losses.values()), **losses}
         metrics |= {key: value.mean().item() for key, value in extra.items()}

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ..errors import UserError, nearest
 from .base import NEEDS, HeadInfo, Method, Progress
 from .dappr import DAPPr
+from .edl import EDL
+from .ibedl import IBEDL
+from .iedl import IEDL
+from .mc_dropout import MCDropout
+from .redl import REDL
 from .softmax import CrossEntropy
 
 METHODS: dict[str, Callable[..., Method]] = {
     "ce": CrossEntropy,
+    "mc_dropout": MCDropout,
+    "edl": EDL,
+    "edl_spurious": partial(EDL, regulariser="spurious"),
+    "iedl": IEDL,
+    "redl": REDL,
+    "ib_edl": IBEDL,
     "dappr": DAPPr,
+    "dappr_no_reg": partial(DAPPr, regulariser="none"),
+    "dappr_kl": partial(DAPPr, regulariser="kl"),
 }
 
 
@@ -38,13 +52,16 @@ def get_method(name: str | Method, **options: Any) -> Method:
 
 
 def name_of(method: Method) -> str:
-    """The registry name under which a method object can be built again."""
+    """The registry name under which a method object can be built again; of several, the most specific."""
+    found: dict[str, int] = {}
     for name, build in METHODS.items():
         fixed = getattr(build, "keywords", {})
         built = getattr(build, "func", build)
         if type(method) is built and all(getattr(method, key) == value for key, value in fixed.items()):
-            return name
-    raise UserError(f"{type(method).__name__} is not in METHODS: add it there, so that checkpoints can name it")
+            found[name] = len(fixed)
+    if not found:
+        raise UserError(f"{type(method).__name__} is not in METHODS: add it there, so that checkpoints can name it")
+    return max(found, key=lambda name: found[name])
 
 
 __all__ = ["METHODS", "NEEDS", "HeadInfo", "Method", "Progress", "get_method", "name_of"]

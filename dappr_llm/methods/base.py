@@ -69,6 +69,12 @@ def scheduled(weight: float, schedule: str, progress: Progress, warmup_epochs: f
     raise UserError(f"Unknown schedule {schedule!r}; {nearest(schedule, SCHEDULES)}")
 
 
+def check_choice(name: str, value: str, valid: tuple[str, ...]) -> None:
+    """Refuse an option's value, naming the valid ones."""
+    if value not in valid:
+        raise UserError(f"Unknown {name} {value!r}; {nearest(value, valid)}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Method:
     """
@@ -85,8 +91,12 @@ class Method:
     passes: int = 1
     needs: ClassVar[frozenset[str]] = frozenset()
 
+    def __post_init__(self) -> None:
+        if self.passes < 1:
+            raise UserError(f"passes must be at least 1, got {self.passes}")
+
     def num_outputs(self, num_classes: int) -> int:
-        """Outputs the model must give for `num_classes` classes."""
+        """Outputs the model must give for `num_classes` classes: blocks of that many, the classes first."""
         return num_classes
 
     def build_head(self, info: HeadInfo) -> nn.Module | None:
@@ -103,7 +113,11 @@ class Method:
         raise NotImplementedError
 
     def predict(self, out: Outputs) -> Prediction:
-        """Probabilities and the two uncertainties."""
+        """
+        Probabilities and the two uncertainties, from logits `[B, C]` or, of several passes, `[B, M, C]`.
+
+        Each row by itself: what else is in the batch must not change a prediction.
+        """
         raise NotImplementedError
 
     def monitor(self, out: Outputs, labels: Tensor, progress: Progress) -> dict[str, Tensor]:
@@ -126,3 +140,32 @@ class Method:
     def options(self) -> dict[str, Any]:
         """Hyperparameters as plain values, for recipes, sidecar files and cards."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheduled:
+    """
+    Mixed into methods that have one coefficient with a schedule.
+
+    Args:
+        reg_weight (`float`):
+            Its full value.
+        schedule (`str`, *optional*, defaults to `"warmup"`):
+            `"warmup"`, `"linear"` or `"constant"`.
+        warmup_epochs (`float`, *optional*, defaults to 10):
+            Length of the warm-up, in epochs.
+    """
+
+    reg_weight: float
+    schedule: str = "warmup"
+    warmup_epochs: float = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()  # type: ignore[misc]  # Method's, which stands behind this one
+        check_choice("schedule", self.schedule, SCHEDULES)
+        if self.reg_weight < 0:
+            raise UserError(f"reg_weight must not be negative, got {self.reg_weight}")
+
+    def weight(self, progress: Progress) -> float:
+        """The coefficient in the current epoch."""
+        return scheduled(self.reg_weight, self.schedule, progress, self.warmup_epochs)

@@ -22,10 +22,17 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from ..errors import UserError, nearest
 from ..outputs import Outputs, Prediction, from_alpha, upcast
-from .base import SCHEDULES, Method, Progress, scheduled
-from .dirichlet import evidence_gain, kl_to_uniform, log_softplus, one_hot_labels, psi
+from .base import Method, Progress, Scheduled, check_choice
+from .dirichlet import (
+    evidence_gain,
+    kl_to_symmetric,
+    log_softplus,
+    one_hot_labels,
+    psi,
+    spurious_evidence,
+    without_label,
+)
 
 REGULARISERS = ("spurious", "kl", "none")
 
@@ -35,12 +42,6 @@ def divergence(logits: Tensor, labels: Tensor) -> Tensor:
     evidence = softplus(logits)
     total = evidence.sum(-1) + (logits.shape[-1] - 1)  # alpha0 - 1
     return psi(total) - evidence_gain(evidence, one_hot_labels(labels, logits)).sum(-1)
-
-
-def spurious_evidence(logits: Tensor, labels: Tensor) -> Tensor:
-    """`R`: the sum of squared alpha over the wrong classes (soft labels: weighted by `1 - y`)."""
-    alpha = softplus(logits) + 1
-    return ((1 - one_hot_labels(labels, logits)) * alpha.square()).sum(-1)
 
 
 def log_possibility(logits: Tensor, labels: Tensor) -> Tensor:
@@ -59,7 +60,7 @@ def log_possibility(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DAPPr(Method):
+class DAPPr(Scheduled, Method):
     """
     The DAPPr loss.
 
@@ -75,31 +76,23 @@ class DAPPr(Method):
     """
 
     reg_weight: float = 2e-4
-    schedule: str = "warmup"
-    warmup_epochs: float = 10
     regulariser: str = "spurious"
 
     def __post_init__(self) -> None:
-        if self.schedule not in SCHEDULES:
-            raise UserError(f"Unknown schedule {self.schedule!r}; {nearest(self.schedule, SCHEDULES)}")
-        if self.regulariser not in REGULARISERS:
-            raise UserError(f"Unknown regulariser {self.regulariser!r}; {nearest(self.regulariser, REGULARISERS)}")
-        if self.reg_weight < 0:
-            raise UserError(f"reg_weight must not be negative, got {self.reg_weight}")
+        super().__post_init__()
+        check_choice("regulariser", self.regulariser, REGULARISERS)
 
     def loss(self, out: Outputs, labels: Tensor, progress: Progress) -> dict[str, Tensor]:
         logits = upcast(out.logits)
         terms = {"fit": divergence(logits, labels)}
         if self.regulariser != "none":
-            weight = scheduled(self.reg_weight, self.schedule, progress, self.warmup_epochs)
-            terms["reg"] = weight * self._penalty(logits, labels)
+            terms["reg"] = self.weight(progress) * self._penalty(logits, labels)
         return terms
 
     def _penalty(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self.regulariser == "spurious":
             return spurious_evidence(logits, labels)
-        target = one_hot_labels(labels, logits)
-        return kl_to_uniform(target + (1 - target) * (softplus(logits) + 1))
+        return kl_to_symmetric(without_label(softplus(logits) + 1, one_hot_labels(labels, logits)))
 
     def predict(self, out: Outputs) -> Prediction:
         return from_alpha(softplus(upcast(out.logits)) + 1)
@@ -108,8 +101,7 @@ class DAPPr(Method):
         logits = upcast(out.logits)
         value = log_possibility(logits, labels)
         if self.regulariser != "none":
-            weight = scheduled(self.reg_weight, self.schedule, progress, self.warmup_epochs)
-            value = value + weight * self._penalty(logits, labels)
+            value = value + self.weight(progress) * self._penalty(logits, labels)
         return {"paper_value": value}
 
 

@@ -40,11 +40,38 @@ def evidence_gain(evidence: Tensor, target: Tensor) -> Tensor:
     return target * evidence.log1p() + rest * (target / rest).log1p()
 
 
-def kl_to_uniform(alpha: Tensor) -> Tensor:
-    """`KL(Dir(alpha) || Dir(1))` per row, in float64: lgamma of a large total cancels badly in float32."""
+def kl_to_symmetric(alpha: Tensor, prior: float = 1.0) -> Tensor:
+    """
+    `KL(Dir(alpha) || Dir(prior, ..., prior))` per row; with the default prior the reference is uniform.
+
+    In float64: lgamma of a large total cancels badly in float32.
+    """
     a = alpha.double()
     a0 = a.sum(-1)
+    reference = torch.full_like(a[..., :1], prior)
     k = a.shape[-1]
-    kl = torch.lgamma(a0) - torch.lgamma(a).sum(-1) - torch.lgamma(a0.new_tensor(float(k)))
-    kl = kl + ((a - 1) * (torch.digamma(a) - torch.digamma(a0).unsqueeze(-1))).sum(-1)
+    kl = torch.lgamma(a0) - torch.lgamma(a).sum(-1)
+    kl = kl - torch.lgamma(k * reference).squeeze(-1) + k * torch.lgamma(reference).squeeze(-1)
+    kl = kl + ((a - prior) * (torch.digamma(a) - torch.digamma(a0).unsqueeze(-1))).sum(-1)
     return kl.to(alpha.dtype)
+
+
+def without_label(alpha: Tensor, target: Tensor, prior: float = 1.0) -> Tensor:
+    """`alpha` with the label's evidence taken away: what the KL term of evidential learning pulls to the prior."""
+    return prior + (1 - target) * (alpha - prior)
+
+
+def squared_error(mean: Tensor, target: Tensor) -> Tensor:
+    """`(y_k - m_k)^2` of each class."""
+    return (target - mean).square()
+
+
+def mean_variance(mean: Tensor, alpha0: Tensor) -> Tensor:
+    """Variance `m_k (1 - m_k) / (alpha0 + 1)` of each class; this form neither overflows nor cancels."""
+    return mean * (1 - mean) / (alpha0 + 1)
+
+
+def spurious_evidence(logits: Tensor, labels: Tensor) -> Tensor:
+    """`R`: the sum of squared alpha over the wrong classes (soft labels: weighted by `1 - y`)."""
+    alpha = softplus(logits) + 1
+    return ((1 - one_hot_labels(labels, logits)) * alpha.square()).sum(-1)

@@ -53,6 +53,9 @@ class TextBackend:
             Longer prompts lose words of their question.
         evidence_offset (`float`, *optional*, defaults to 0.0):
             Added to every answer logit; see `DAPPrConfig.evidence_offset`.
+        extra_token_ids (`list[list[int]]`, *optional*):
+            For methods with more than one output per choice: the vocabulary rows of each further block, as a
+            checkpoint stores them. By default the last rows of the vocabulary.
     """
 
     modality = "text"
@@ -67,6 +70,7 @@ class TextBackend:
         max_length: int = 300,
         evidence_offset: float = 0.0,
         base_model: str | None = None,
+        extra_token_ids: Sequence[Sequence[int]] | None = None,
     ):
         unserved = method.needs - _SERVED
         if unserved:
@@ -83,26 +87,63 @@ class TextBackend:
         self.evidence_offset = evidence_offset
         self.base_model = base_model
         self.hub_base = embedded.public_name(base_model)  # what a model card names
-        self.readout = ChoiceReadout(model, self._token_ids(num_choices or 2))
+        self._extra = [list(block) for block in extra_token_ids or ()]
+        self.readout = ChoiceReadout(model, ())
+        self._read_width(num_choices or 2)
         self._takes_positions = "position_ids" in inspect.signature(_unwrapped(model).forward).parameters
 
     def _token_ids(self, width: int) -> list[int]:
         return choice_token_ids(self.tokenizer, width, self.prompt.ending)
 
+    def _rows(self, width: int) -> list[int]:
+        """Vocabulary rows to read: the letters, then each further block of the method's outputs."""
+        return self._token_ids(width) + [row for block in self._extra_blocks(width) for row in block]
+
+    def _extra_rows(self, block: int, blocks: int, width: int) -> list[int]:
+        """
+        One row per choice, from the end of the vocabulary; blocks take turns.
+
+        A reading of more choices adds rows and moves none: the last K rows, as others read them, would shift every
+        choice by one between K = 4 and K = 5.
+        """
+        rows = list(self._extra[block][:width]) if block < len(self._extra) else []
+        taken = {*self._token_ids(width), *rows}
+        candidate = self.readout.num_rows - 1 - block
+        while len(rows) < width:
+            if candidate < 0:
+                raise UserError(f"The vocabulary has no room for {blocks + 1} outputs per choice")
+            if candidate not in taken:
+                rows.append(candidate)
+                taken.add(candidate)
+            candidate -= blocks
+        return rows
+
+    def _extra_blocks(self, width: int) -> list[list[int]]:
+        blocks = self.method.num_outputs(width) // width - 1
+        return [self._extra_rows(block, blocks, width) for block in range(blocks)]
+
+    def _read_width(self, width: int) -> None:
+        self.width = width
+        self.readout.token_ids = self._rows(width)
+
     @contextmanager
     def reading(self, width: int) -> Iterator[None]:
         """Read the first `width` letters instead of the K trained ones."""
-        before, self.readout.token_ids = self.readout.token_ids, self._token_ids(width)
+        before = self.width
+        self._read_width(width)
         try:
             yield
         finally:
-            self.readout.token_ids = before
+            self._read_width(before)
 
     def read(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Outputs:
-        """One forward pass; logits are `[B, width]` in float32, the offset added."""
+        """One forward pass; logits are `[B, method.num_outputs(width)]` in float32, the answers' with the offset."""
         model_inputs = {key: inputs[key] for key in ("input_ids", "attention_mask", "position_ids") if key in inputs}
-        logits = model(**model_inputs, logits_to_keep=1, use_cache=False).logits
-        return Outputs(logits=logits[:, -1].float() + self.evidence_offset)
+        logits = model(**model_inputs, logits_to_keep=1, use_cache=False).logits[:, -1].float()
+        if logits.shape[-1] == self.width:
+            return Outputs(logits=logits + self.evidence_offset)
+        answers, rest = logits.split([self.width, logits.shape[-1] - self.width], dim=-1)
+        return Outputs(logits=torch.cat([answers + self.evidence_offset, rest], dim=-1))
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Left-padded tensors of prepared rows."""
@@ -172,7 +213,7 @@ class TextBackend:
         counts = list(prepared["num_options"])
         if self.num_choices is None:
             self.num_choices = max(counts)
-            self.readout.token_ids = self._token_ids(self.num_choices)
+            self._read_width(self.num_choices)
         for row, count in enumerate(counts):
             if count > self.num_choices:
                 raise UserError(
@@ -189,6 +230,7 @@ class TextBackend:
             "num_choices": self.num_choices,
             "letters": list(LETTERS[: self.num_choices]),
             "letter_token_ids": self._token_ids(self.num_choices),
+            "extra_token_ids": self._extra_blocks(self.num_choices),
             "prompt": self.prompt.to_dict(),
             "max_length": self.max_length,
             "evidence_offset": self.evidence_offset,

@@ -33,6 +33,7 @@ class ChoiceReadout:
         head = model.get_output_embeddings()
         if head is None:
             raise TypeError(f"{type(model).__name__} has no output embeddings: a causal language model is needed")
+        self.num_rows: int = getattr(head, "out_features", None) or head.weight.shape[0]  # the vocabulary's size
         self._handle = head.register_forward_hook(self._hook)
 
     def remove(self) -> None:

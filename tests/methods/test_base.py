@@ -5,7 +5,7 @@ import torch
 
 from dappr_llm.errors import UserError
 from dappr_llm.methods import METHODS, Progress, get_method, name_of
-from dappr_llm.methods.base import NEEDS, scheduled
+from dappr_llm.methods.base import scheduled
 from dappr_llm.methods.dappr import DAPPr
 from dappr_llm.outputs import Outputs
 
@@ -45,58 +45,6 @@ def test_cross_entropy_golden_values():
     assert out.alpha is None
 
 
-def test_cross_entropy_reads_several_passes_as_mc_dropout():
-    members = torch.tensor([[[2, 0.5, -1, 0], [1, 1.5, -0.5, 0.2], [2.5, -0.5, 0, -1]]], dtype=torch.float64)
-    out = get_method("ce", passes=3).predict(Outputs(logits=members))
-    wanted = torch.tensor([[0.62391049, 0.23257149, 0.05772490, 0.08579313]], dtype=torch.float64)
-    assert torch.allclose(out.probs, wanted, atol=1e-7)
-    assert out.aleatoric.item() == pytest.approx(0.376090, abs=1e-6)
-    assert out.epistemic.item() == pytest.approx(0.146984, abs=1e-6)
-    assert out.members.shape == (3, 1, 4)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_contract(name):
-    """What every entry of METHODS must do, whatever it is."""
-    method = get_method(name)
-    assert method.needs <= NEEDS
-    assert name_of(method) == name
-    assert get_method(name, **method.options()) == method
-    torch.manual_seed(0)
-    for scale in (1.0, 100.0, 1e4):
-        logits = (scale * torch.randn(16, method.num_outputs(4))).requires_grad_()
-        labels = torch.randint(4, (16,))
-        terms = method.loss(Outputs(logits=logits), labels, Progress(3, 10))
-        assert all(term.shape == (16,) and term.isfinite().all() for term in terms.values())
-        (grad,) = torch.autograd.grad(sum(terms.values()).mean(), logits)
-        assert grad.isfinite().all() and (scale > 1 or grad.abs().sum() > 0)
-        out = method.predict(Outputs(logits=logits.detach()))
-        assert torch.allclose(out.probs.sum(-1), torch.ones(16), atol=1e-5)
-        assert out.aleatoric.isfinite().all() and out.epistemic.isfinite().all()
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_learns_a_toy_problem_and_doubts_far_input(name):
-    """Three Gaussian blobs; a linear model must separate them, and evidence must be lower where no data were."""
-    method = get_method(name)
-    torch.manual_seed(0)
-    centres = torch.tensor([[4.0, 0.0], [-2.0, 3.5], [-2.0, -3.5]])
-    labels = torch.randint(3, (300,))
-    inputs = centres[labels] + 0.5 * torch.randn(300, 2)
-    net = torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.Tanh(), torch.nn.Linear(32, method.num_outputs(3)))
-    optimizer = torch.optim.Adam(net.parameters(), 0.02)
-    for step in range(200):
-        terms = method.loss(Outputs(logits=net(inputs)), labels, Progress(step / 10, 20))
-        optimizer.zero_grad()
-        sum(terms.values()).mean().backward()
-        optimizer.step()
-    with torch.no_grad():
-        near = method.predict(Outputs(logits=net(inputs)))
-        between = method.predict(Outputs(logits=net(0.1 * torch.randn(100, 2))))
-    assert (near.probs.argmax(-1) == labels).float().mean() > 0.97
-    assert between.epistemic.mean() > near.epistemic.mean()
-
-
 def test_unknown_method_names_the_nearest():
     with pytest.raises(UserError, match="'dappr'"):
         get_method("dapr")
@@ -105,3 +53,33 @@ def test_unknown_method_names_the_nearest():
 def test_a_method_object_passes_through():
     method = DAPPr(reg_weight=1e-3)
     assert get_method(method) is method
+
+
+def test_an_ablation_is_named_by_what_it_is():
+    assert name_of(DAPPr()) == "dappr"
+    assert name_of(DAPPr(regulariser="none", reg_weight=0.1)) == "dappr_no_reg"
+    assert name_of(get_method("edl_spurious", reg_weight=3e-4)) == "edl_spurious"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_unknown_option_names_the_valid_ones(name):
+    with pytest.raises(UserError, match=f"{name}.*no option 'lamda'.*passes"):
+        get_method(name, lamda=1)
+
+
+@pytest.mark.parametrize(
+    "name, options, message",
+    [
+        ("mc_dropout", {"passes": 1}, "at least 2 passes"),
+        ("dappr", {"passes": 0}, "passes must be at least 1"),
+        ("edl", {"reg_weight": -1}, "reg_weight must not be negative"),
+        ("edl", {"regulariser": "l2"}, "Unknown regulariser 'l2'.*kl"),
+        ("iedl", {"fisher_weight": -1}, "fisher_weight"),
+        ("redl", {"prior": 0}, "prior"),
+        ("ib_edl", {"draws": 0}, "draws"),
+        ("dappr", {"schedule": "cosine"}, "Unknown schedule 'cosine'"),
+    ],
+)
+def test_bad_options_are_refused(name, options, message):
+    with pytest.raises(UserError, match=message):
+        get_method(name, **options)

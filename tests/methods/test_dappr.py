@@ -8,7 +8,8 @@ import torch
 from dappr_llm import dappr_loss, dappr_uncertainty
 from dappr_llm.errors import UserError
 from dappr_llm.methods import Progress, get_method
-from dappr_llm.methods.dappr import DAPPr, divergence, log_possibility, spurious_evidence
+from dappr_llm.methods.dappr import DAPPr, divergence, log_possibility
+from dappr_llm.methods.dirichlet import spurious_evidence
 from dappr_llm.outputs import Outputs
 
 S = [2.0, 0.5, -1.0, 0.0]

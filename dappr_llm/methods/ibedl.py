@@ -1,0 +1,98 @@
+"""
+IB-EDL: evidential learning with an information bottleneck (Li et al. 2025, https://arxiv.org/abs/2502.06351).
+
+    z ~ N(mu, s^2) with s = softplus(r),   alpha = softplus(z) + 1
+    loss = mean over draws of [squared error + variance, as EDL] + beta * KL(N(mu, s^2) || N(0, 1))
+    p    = abar/abar0,  abar = mean over draws of alpha, lowered by `scale_penalty * s` and at least 1
+
+Needs 2K outputs: the K means and K scales r (text: fixed rows of the vocabulary, stored with the checkpoint; vision: a
+head of twice the width). Scores: aleatoric `1 - max p`, epistemic `K/abar0`. Differs from EDL in that noise on the
+pre-evidence, not a KL term between Dirichlets, keeps evidence from growing without reason.
+
+Differs from the paper: prediction draws its noise from a fixed seed, the same for every row, so that a prediction
+depends neither on its neighbours in the batch nor on what was predicted before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from ..errors import UserError
+from ..outputs import Outputs, Prediction, from_alpha, upcast
+from .base import Method, Progress
+from .dirichlet import log_softplus, one_hot_labels
+from .edl import expected_error
+
+
+def information(mean: Tensor, raw_scale: Tensor) -> Tensor:
+    """`KL(N(mean, softplus(raw_scale)^2) || N(0, 1))` per row."""
+    spread = softplus(raw_scale).square() - 2 * log_softplus(raw_scale) - 1
+    return 0.5 * (mean.square() + spread).sum(-1)
+
+
+def draw_alpha(mean: Tensor, raw_scale: Tensor, noise: Tensor) -> Tensor:
+    """Dirichlet parameters `[n, B, K]` for noise `[n, B, K]` or `[n, 1, K]`."""
+    return softplus(mean + softplus(raw_scale) * noise) + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class IBEDL(Method):
+    """
+    Evidential learning with an information bottleneck.
+
+    Args:
+        beta (`float`, *optional*, defaults to 1e-5):
+            Weight of the information term (Mistral-7B: 1e-5 on OBQA, 9e-5 on ARC-C, 5e-5 on CSQA).
+        draws (`int`, *optional*, defaults to 20):
+            Noise draws per row, in training and in prediction.
+        scale_penalty (`float`, *optional*, defaults to 0.0):
+            Predicted alpha are lowered by this many scales.
+        noise_seed (`int`, *optional*, defaults to 0):
+            Seed of the prediction's noise.
+    """
+
+    beta: float = 1e-5
+    draws: int = 20
+    scale_penalty: float = 0.0
+    noise_seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.draws < 1 or self.beta < 0 or self.scale_penalty < 0:
+            raise UserError("ib_edl needs draws of at least 1, and beta and scale_penalty that are not negative")
+
+    def num_outputs(self, num_classes: int) -> int:
+        return 2 * num_classes
+
+    def loss(self, out: Outputs, labels: Tensor, progress: Progress) -> dict[str, Tensor]:
+        mean, raw_scale = upcast(out.logits).chunk(2, dim=-1)
+        noise = torch.randn((self.draws, *mean.shape), dtype=mean.dtype, device=mean.device)
+        return self.terms(mean, raw_scale, noise, labels)
+
+    def terms(self, mean: Tensor, raw_scale: Tensor, noise: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """The loss terms for given noise `[n, B, K]`."""
+        alpha = draw_alpha(mean, raw_scale, noise)
+        error = expected_error(alpha, one_hot_labels(labels, mean))
+        return {"fit": error.mean(0), "info": self.beta * information(mean, raw_scale)}
+
+    def predict(self, out: Outputs) -> Prediction:
+        mean, raw_scale = upcast(out.logits).chunk(2, dim=-1)
+        noise = self.prediction_noise(mean.shape[-1]).to(mean)
+        noise = noise.view(self.draws, *[1] * (mean.dim() - 1), mean.shape[-1])
+        return from_alpha(self.lowered(draw_alpha(mean, raw_scale, noise).mean(0), raw_scale))
+
+    def lowered(self, alpha: Tensor, raw_scale: Tensor) -> Tensor:
+        """The mean alpha less `scale_penalty` scales, and at least 1."""
+        return (alpha - self.scale_penalty * softplus(raw_scale)).clamp_min(1)
+
+    def prediction_noise(self, num_classes: int) -> Tensor:
+        """`[draws, K]`, seeded class by class: a reading of fewer or more letters meets the same noise."""
+
+        def column(k: int) -> Tensor:
+            return torch.randn(self.draws, generator=torch.Generator().manual_seed(1_000 * self.noise_seed + k))
+
+        return torch.stack([column(k) for k in range(num_classes)], dim=-1)

@@ -1,0 +1,60 @@
+"""Several stochastic forward passes over one batch: what MC dropout predicts with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from .errors import UserError
+
+
+@contextmanager
+def dropout_on(model: nn.Module) -> Iterator[None]:
+    """Dropout layers drop, everything else stays in evaluation mode; undone at the end."""
+    layers = [module for module in model.modules() if isinstance(module, _DropoutNd) and module.p > 0]
+    if not layers:
+        raise UserError(
+            "Several passes need dropout, and this model has none: train with lora.lora_dropout above 0 (0.1 is usual)"
+        )
+    before = [module.training for module in layers]
+    for module in layers:
+        module.train()
+    try:
+        yield
+    finally:
+        for module, training in zip(layers, before, strict=True):
+            module.train(training)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Random numbers from a seed of their own; the stream that training draws from goes on as if nothing was drawn."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        yield
+
+
+def read_logits(backend: Any, model: nn.Module, inputs: Mapping[str, Tensor], passes: int = 1) -> Tensor:
+    """
+    Logits of a batch: `[B, C]`, or `[B, M, C]` with M stochastic passes.
+
+    Args:
+        backend:
+            What reads the model (`TextBackend`).
+        model (`nn.Module`):
+            The model, in evaluation mode.
+        inputs (`Mapping`):
+            A collated batch on the model's device.
+        passes (`int`, *optional*, defaults to 1):
+            `method.passes`.
+    """
+    if passes == 1:
+        return backend.read(model, inputs).logits
+    with dropout_on(model):
+        return torch.stack([backend.read(model, inputs).logits for _ in range(passes)], dim=1)

@@ -1,0 +1,16 @@
+"""The shared example of the golden values, and how closely they must be met."""
+
+import torch
+
+S = [2.0, 0.5, -1.0, 0.0]
+MEMBERS = [S, [1.0, 1.5, -0.5, 0.2], [2.5, -0.5, 0.0, -1.0]]
+PRECISIONS = [(torch.float64, 1e-6), (torch.float32, 1e-5)]
+
+
+def logits(dtype=torch.float64, values=S):
+    return torch.tensor([values], dtype=dtype)
+
+
+def close(found, wanted, tolerance=1e-6):
+    """Absolute below 1, relative above."""
+    return abs(float(found) - wanted) <= tolerance * max(1.0, abs(wanted))
