@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _LAZY = {
+    "AdapterEnsemble": "ensemble",
     "DAPPrConfig": "config",
     "DAPPrTrainer": "trainer",
     "METHODS": "methods",
@@ -25,6 +26,7 @@ __all__ = ["__version__", *sorted(_LAZY)]
 
 if TYPE_CHECKING:
     from .config import DAPPrConfig as DAPPrConfig
+    from .ensemble import AdapterEnsemble as AdapterEnsemble
     from .errors import UserError as UserError
     from .evaluators import evaluate_id as evaluate_id
     from .evaluators import evaluate_ood as evaluate_ood

@@ -21,13 +21,37 @@ _EPILOG = {
     "predict": """examples:
   dappr predict runs/quickstart --task everyday --split test --out predictions.npz
   dappr predict runs/quickstart --task my_questions.jsonl --out predictions.npz    (answers not needed)
-  dappr predict runs/obqa --task arc_c --data-root data --out arc_c.parquet""",
+  dappr predict runs/obqa --task arc_c --data-root data --out arc_c.parquet
+  dappr predict runs/seed0 runs/seed1 runs/seed2 --task everyday --out ensemble.npz    (one base model, 3 adapters)""",
     "evaluate": """examples:
   dappr evaluate runs/obqa --id obqa --ood arc_c arc_e csqa
   dappr evaluate --id runs/a/predictions/obqa-test.npz --ood runs/a/predictions/csqa-test.npz --out figures/
+  dappr evaluate runs/seed0 runs/seed1 --id obqa --ood arc_c --out runs/ensemble       (an ensemble)
 
 Answers (accuracy, NLL, ECE) are read on each item's own options. OOD scores are read on the training letters
 for both sides ("matched"); the published reading, each task on its own letters, stands beside it.""",
+    "combine": """examples:
+  dappr combine runs/seed0 runs/seed1 runs/seed2 --out runs/ensemble      every table of finished runs, with results
+  dappr combine a/obqa-test.npz b/obqa-test.npz --out ensemble.npz        single tables
+
+Dirichlet methods: mean alpha. Others: mean probabilities, and mutual information as epistemic uncertainty.""",
+    "sweep": """examples:
+  dappr sweep recipes/obqa_mistral7b/table.yaml                    methods x seeds, spread over the visible GPUs
+  dappr sweep obqa_smollm2/table --data-root data                  interrupted? the same command goes on
+  dappr sweep obqa_smollm2/table --dry-run                         what would run, and what is finished
+  dappr sweep obqa_smollm2/table --tables-only                     the table of what is there, without running
+
+A table file names seeds and rows:
+
+  seeds: [0, 1, 2]
+  rows:
+    - recipe: ce                               the first row: others are compared with it
+    - {recipe: mc_dropout, weights_of: ce}     its weights, read by another method
+    - {recipe: ce, name: ensemble, members: 3}
+    - {recipe: dappr, label: DAPPr, set: {method.reg_weight: 1e-3}}
+
+Runs are folders OUT/ROW/seedN. A finished one is never repeated, an interrupted one is resumed, a failed one is
+reported and the rest go on. Results: table.md, table.tex, table.csv and table.json in OUT.""",
     "recipes": """examples:
   dappr recipes
   dappr train obqa_mistral7b/dappr        a shipped recipe by its name""",
@@ -37,7 +61,7 @@ for both sides ("matched"); the published reading, each task on its own letters,
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="dappr",
-        description="Fine-tune uncertainty-aware adapters: train, predict, evaluate.",
+        description="Fine-tune uncertainty-aware adapters: train, predict, evaluate, compare.",
         epilog="examples:\n  dappr train recipes/quickstart.yaml\n  dappr evaluate runs/quickstart --id everyday "
         "--ood everyday_arithmetic\n\n`dappr VERB --help` shows more.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -62,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--overwrite", action="store_true", help="remove an older run from the output folder first")
 
     predict = verb("predict", "Predict a task or a file of questions with a trained checkpoint.")
-    predict.add_argument("checkpoint", help="folder of a run, or Hub id")
+    predict.add_argument("checkpoint", nargs="+", help="folder of a run, or Hub id; several make an ensemble")
     predict.add_argument("--task", required=True, help="task name, .jsonl/.csv/.parquet file, or Hub dataset id")
     predict.add_argument("--split", default="test", help="split of the task (default: test)")
     predict.add_argument("--out", required=True, help="where to write: a table .npz, or .parquet")
@@ -73,12 +97,29 @@ def _parser() -> argparse.ArgumentParser:
     _common(predict)
 
     evaluate = verb("evaluate", "Accuracy, NLL, ECE, and OOD AUROC, from a checkpoint or from saved tables.")
-    evaluate.add_argument("checkpoint", nargs="?", help="folder of a run, or Hub id; not needed with tables")
+    evaluate.add_argument(
+        "checkpoint", nargs="*", help="folder of a run, or Hub id; several make an ensemble; none needed with tables"
+    )
     evaluate.add_argument("--id", required=True, help="in-distribution task, file, or prediction table (.npz)")
     evaluate.add_argument("--ood", nargs="*", default=[], help="out-of-distribution tasks, files or tables")
     evaluate.add_argument("--split", default="test", help="split of every task (default: test)")
     evaluate.add_argument("--out", help="folder for results and pictures (default: the checkpoint's)")
     _common(evaluate)
+
+    combined = verb("combine", "Make an ensemble of finished runs or of saved prediction tables; needs no model.")
+    combined.add_argument("members", nargs="+", help="folders of runs, or tables (.npz)")
+    combined.add_argument("--out", required=True, help="the ensemble's folder, or its table (.npz)")
+
+    sweep = verb("sweep", "Train methods x seeds on one task and make one table of their results.")
+    sweep.add_argument("table", help="a YAML file, or the name of a shipped one (see `dappr recipes`)")
+    sweep.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a value of every run")
+    sweep.add_argument("--output-dir", help="where runs and tables are written (default: runs/NAME)")
+    sweep.add_argument("--data-root", help="local folder with Hub datasets in their row layout")
+    sweep.add_argument("--seeds", type=int, nargs="+", help="other seeds than the table's")
+    sweep.add_argument("--rows", nargs="+", metavar="NAME", help="only these rows (and what they build on)")
+    sweep.add_argument("--jobs", type=int, help="runs at a time (default: one per visible GPU, else 1)")
+    sweep.add_argument("--dry-run", action="store_true", help="list the runs and their state, and stop")
+    sweep.add_argument("--tables-only", action="store_true", help="make the table of what is finished")
 
     verb("recipes", "List the recipes that ship with the package.")
     return parser
@@ -136,13 +177,33 @@ def _evaluate(args: argparse.Namespace) -> int:
     return 0
 
 
+def _combine(args: argparse.Namespace) -> int:
+    from .commands import combine_runs, combine_tables
+
+    if all(name.endswith(".npz") for name in args.members):
+        combine_tables(args.members, args.out)
+    else:
+        combine_runs(args.members, args.out)
+    return 0
+
+
+def _sweep(args: argparse.Namespace) -> int:
+    from .sweep import load_table, sweep
+
+    overrides = list(args.set) + ([f"data.root={args.data_root}"] if args.data_root else [])
+    table = load_table(args.table, overrides, args.output_dir, args.seeds, args.rows)
+    return sweep(table, args.jobs, args.dry_run, args.tables_only)
+
+
 def _recipes(args: argparse.Namespace) -> int:
     from .recipe import list_recipes
 
-    rows = list_recipes()
-    width = max((len(name) for name, _, _ in rows), default=0)
-    for name, description, _ in rows:
-        print(f"{name:<{width}}  {description}")
+    kinds = {"train": list_recipes(), "sweep": list_recipes(tables=True)}
+    width = max((len(name) for rows in kinds.values() for name, _, _ in rows), default=0)
+    for verb, rows in kinds.items():
+        print(f"dappr {verb} NAME")
+        for name, description, _ in rows:
+            print(f"  {name:<{width}}  {description}")
     return 0
 
 
@@ -164,7 +225,14 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     # Fewer lines of noise from the tokenizers library after a fork.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    handlers = {"train": _train, "predict": _predict, "evaluate": _evaluate, "recipes": _recipes}
+    handlers = {
+        "train": _train,
+        "predict": _predict,
+        "evaluate": _evaluate,
+        "combine": _combine,
+        "sweep": _sweep,
+        "recipes": _recipes,
+    }
     try:
         with _messages():
             return handlers[args.verb](args)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from . import checkpoint, report
 from .errors import UserError
 from .evaluators import evaluate_tables
-from .files import write_text
-from .predictions import PredictionTable
+from .files import LOCK, folder_lock, write_text
+from .predictions import PredictionTable, combine
 from .recipe import Recipe, load_recipe
 
 # Settings that say where and how far, not what: a run may be resumed with other values.
@@ -53,10 +54,15 @@ def train(recipe: Recipe, resume: str | None = None, overwrite: bool = False) ->
         The folder of the finished run, or `None` if training was interrupted and saved.
     """
     folder = recipe.output_dir
-    if is_main_process() and claim_folder(recipe, folder, resume, overwrite):
-        say(f"{folder} holds this run already, finished; use --overwrite to train it again.")
-        show_results(folder)
-        return folder
+    with folder_lock(folder) if is_main_process() else nullcontext():
+        if is_main_process() and claim_folder(recipe, folder, resume, overwrite):
+            say(f"{folder} holds this run already, finished; use --overwrite to train it again.")
+            show_results(folder)
+            return folder
+        return _train(recipe, folder, resume)
+
+
+def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
     # torch and its friends take seconds to import: mistakes in the recipe were found before.
     from . import run as runs
     from .trainer import DAPPrTrainer
@@ -68,7 +74,8 @@ def train(recipe: Recipe, resume: str | None = None, overwrite: bool = False) ->
     if is_main_process():
         write_text(folder / checkpoint.RECIPE, recipe.to_yaml())
     say(f"Training {recipe.method['name']} on {run.tasks['train'].name}, {len(run.train or ())} rows, into {folder}")
-    trainer.train(resume_from_checkpoint=resume)
+    if args.num_train_epochs or args.max_steps > 0:  # 0 epochs: test the starting adapter with this method
+        trainer.train(resume_from_checkpoint=resume)
     if trainer.interrupt.stopped:
         say(f"Stopped at step {trainer.state.global_step}, saved in {folder}. Continue with --resume.")
         return None
@@ -83,7 +90,7 @@ def claim_folder(recipe: Recipe, folder: Path, resume: str | None, overwrite: bo
     """
     Make sure that the output folder is free or holds this very run. Returns whether that run is finished.
     """
-    if not folder.exists() or not any(folder.iterdir()):
+    if not folder.exists() or not any(entry.name != LOCK for entry in folder.iterdir()):
         return False
     path = folder / checkpoint.RECIPE
     if not path.is_file():
@@ -145,7 +152,9 @@ def predict_tables(trainer: Any, folder: Path, id_rows: Any, ood_rows: list[Any]
     return tables
 
 
-def finish(folder: Path, tables: dict[str, PredictionTable], title: str, seed: int | None = None) -> dict[str, Any]:
+def finish(
+    folder: Path, tables: dict[str, PredictionTable], title: str, seed: int | None = None, quiet: bool = False
+) -> dict[str, Any]:
     """Results, pictures and the printed table, from prediction tables alone; the first table is the ID one."""
     (id_name, id_table), *ood = tables.items()
     results = evaluate_tables(id_table, dict(ood))
@@ -169,6 +178,8 @@ def finish(folder: Path, tables: dict[str, PredictionTable], title: str, seed: i
     except UserError as error:  # figures are worth more than pictures: say what is missing and go on
         say(f"No pictures: {error}")
         pictures = []
+    if quiet:
+        return results
     say("\n" + report.render_results(results, title))
     say(
         f"\nAdapter, tables and results: {folder}"
@@ -183,15 +194,19 @@ def show_results(folder: Path) -> None:
     say(report.render_results(results, folder.name))
 
 
-def load_predictor(name: str, base: str | None, batch_size: int, **kwargs: Any) -> Any:
-    """A trainer around a checkpoint, used for prediction only."""
+def load_predictor(names: str | list[str], base: str | None, batch_size: int, **kwargs: Any) -> Any:
+    """A trainer around a checkpoint, or around several as an ensemble, used for prediction only."""
     from .config import DAPPrConfig
+    from .ensemble import AdapterEnsemble
     from .run import load_checkpoint
     from .trainer import DAPPrTrainer
 
-    loaded = load_checkpoint(name, base, **kwargs)
+    names = [names] if isinstance(names, str) else names
+    ensemble = AdapterEnsemble.from_pretrained(names, base, **kwargs) if len(names) > 1 else None
+    loaded = ensemble.run if ensemble else load_checkpoint(names[0], base, **kwargs)
     args = DAPPrConfig(loaded.folder, per_device_eval_batch_size=batch_size, report_to="none")
-    return DAPPrTrainer(loaded.model, args, method=loaded.method, backend=loaded.backend)
+    trainer = DAPPrTrainer(loaded.model, args, method=loaded.method, backend=loaded.backend)
+    return ensemble.predictor(trainer) if ensemble else trainer
 
 
 def predict(trainer: Any, task: Any, split: str, root: str | None, limit: int | None = None) -> PredictionTable:
@@ -206,7 +221,7 @@ def predict(trainer: Any, task: Any, split: str, root: str | None, limit: int | 
 
 
 def evaluate(
-    name: str | None,
+    names: list[str],
     id_task: str,
     ood_tasks: list[str],
     split: str,
@@ -220,16 +235,19 @@ def evaluate(
     Figures in and out of distribution, from a checkpoint or from saved tables alone.
 
     Args:
-        name (`str`, *optional*):
-            The checkpoint; not needed when all tasks are `.npz` tables.
+        names (`list[str]`):
+            The checkpoint, or several as an ensemble; none is needed when all tasks are `.npz` tables.
         id_task, ood_tasks (`str`, `list[str]`):
             Tasks, files of rows, or prediction tables (`.npz`).
     """
     missing = [task for task in (id_task, *ood_tasks) if not task.endswith(".npz")]
-    if missing and name is None:
+    if missing and not names:
         raise UserError(f"{missing[0]!r} is not a prediction table (.npz): give a checkpoint to predict it with")
+    if len(names) > 1 and out is None:
+        raise UserError("An ensemble of checkpoints has no folder of its own: say where its results go with --out")
+    name = " + ".join(names)
     folder = Path(out or (name if name and Path(name).is_dir() else "."))
-    trainer = load_predictor(name, base, batch_size) if missing and name else None
+    trainer = load_predictor(names, base, batch_size) if missing else None
     tables: dict[str, PredictionTable] = {}
     for task in (id_task, *ood_tasks):
         if task.endswith(".npz"):
@@ -243,3 +261,60 @@ def evaluate(
             raise UserError(f"{task!r} is given twice: tables are told apart by their task, {key!r}")
         tables[key] = table
     return finish(folder, tables, name or "tables", next(iter(tables.values())).meta.get("seed"))
+
+
+def combine_tables(paths: list[str], out: str) -> PredictionTable:
+    """
+    The ensemble of saved prediction tables.
+
+    Args:
+        paths (`list[str]`): Tables (`.npz`) of the same items.
+        out (`str`): Where to write theirs.
+    """
+    if not out.endswith(".npz"):
+        raise UserError(f"--out {out}: the ensemble of tables is a table, so the name must end in .npz")
+    try:
+        table = combine([PredictionTable.load(path) for path in paths])
+    except UserError as error:
+        raise UserError(f"Cannot combine {', '.join(paths)}: {error}") from None
+    table.save(out)
+    say(f"{len(table)} predictions of {len(paths)} members written to {out}")
+    return table
+
+
+def combine_runs(runs: list[str], out: str, quiet: bool = False) -> dict[str, Any]:
+    """
+    The ensemble of finished runs, from their tables alone: every table, results and pictures into a new folder.
+
+    Args:
+        runs (`list[str]`): Folders of runs of the same task.
+        out (`str`): The ensemble's folder.
+        quiet (`bool`, *optional*, defaults to `False`): Write, but print nothing.
+    """
+    order = run_tables(Path(runs[0]))
+    folder = Path(out)
+    if (folder / checkpoint.RECIPE).exists() or out in runs:
+        raise UserError(f"{out} holds a run; choose another --out for the ensemble")
+    tables = {}
+    for task, path in order.items():
+        members = [str(Path(run) / checkpoint.TABLES / path.name) for run in runs]
+        try:
+            tables[task] = combine([PredictionTable.load(member) for member in members])
+        except UserError as error:
+            raise UserError(f"Cannot combine {', '.join(members)}: {error}") from None
+        tables[task].save(folder / checkpoint.TABLES / path.name)
+    return finish(folder, tables, folder.name, quiet=quiet)
+
+
+def run_tables(run: Path) -> dict[str, Path]:
+    """The prediction tables behind a finished run's results by task, the ID one first."""
+    if not (run / checkpoint.RESULTS).is_file():
+        raise UserError(f"{run} is not a finished run: it holds no {checkpoint.RESULTS}")
+    _, meta = report.load_results(run / checkpoint.RESULTS)
+    found = {}
+    for task in (meta.get("id"), *(meta.get("ood") or ())):
+        paths = sorted((run / checkpoint.TABLES).glob(f"{task}-*.npz"))
+        if not paths:
+            raise UserError(f"{run}: its results name the task {task!r}, but {checkpoint.TABLES}/ has no table of it")
+        found[str(task)] = paths[0]
+    return found

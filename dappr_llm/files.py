@@ -1,4 +1,4 @@
-"""Writing files whole or not at all."""
+"""Writing files whole or not at all, and folders by one process at a time."""
 
 from __future__ import annotations
 
@@ -36,3 +36,34 @@ def write_text(path: PathLike, text: str) -> None:
     """Writes a text file whole or not at all."""
     with atomic_write(path) as handle:
         handle.write(text.encode())
+
+
+LOCK = ".lock"
+
+
+@contextmanager
+def folder_lock(folder: PathLike) -> Iterator[None]:
+    """
+    Holds a folder for this process; another one that wants it meanwhile gets a `UserError`.
+
+    The operating system lets go of the lock when the process ends, however it ends.
+    """
+    path = Path(folder) / LOCK
+    try:
+        import fcntl
+    except ImportError:  # not on this platform: nothing to hold with
+        yield
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = open(path, "a")  # noqa: SIM115 - held open for as long as the lock
+    except OSError as error:
+        raise UserError(f"Cannot write into {folder}: {error.strerror or error}.") from error
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{folder} is being written by another process; wait for it, or choose another") from None
+        except OSError:
+            pass  # a file system without locks
+        yield

@@ -152,9 +152,8 @@ def check_keys(values: Mapping[str, Any], valid: set[str], where: str, prefix: s
             raise UserError(f"{where}: unknown key {prefix + str(key)!r}; {nearest(key, valid)}")
 
 
-def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
-    if path.resolve() in seen:
-        raise UserError(f"{path}: its `base:` leads back to itself")
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file that holds a mapping; anything else is an error with its line."""
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader) or {}  # noqa: S506 - a SafeLoader
     except yaml.YAMLError as error:
@@ -165,6 +164,15 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         raise UserError(f"{path}: not UTF-8 text") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: a recipe is a mapping of sections, found {type(values).__name__}")
+    return values
+
+
+def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    if path.resolve() in seen:
+        raise UserError(f"{path}: its `base:` leads back to itself")
+    values = read_yaml(path)
+    if "rows" in values:
+        raise UserError(f"{path} is a table of several runs: start it with `dappr sweep`")
     base = values.pop("base", None)
     if base is None:
         return values
@@ -216,16 +224,17 @@ def recipes_dir() -> Path | None:
     return None
 
 
-def list_recipes() -> list[tuple[str, str, Path]]:
-    """Name, one-line description and file of every shipped recipe."""
+def list_recipes(tables: bool = False) -> list[tuple[str, str, Path]]:
+    """Name, one-line description and file of every shipped recipe, or of every table of runs."""
     root = recipes_dir()
     found = []
     for path in sorted(root.rglob("*.yaml")) if root else []:
         name = path.relative_to(root).with_suffix("").as_posix()  # type: ignore[arg-type]
         if name.startswith("accelerate/") or path.stem == "base":
             continue
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader) or {}  # noqa: S506 - a SafeLoader
-        found.append((name, str(values.get("description", "")), path))
+        values = read_yaml(path)
+        if ("rows" in values) == tables:
+            found.append((name, str(values.get("description", "")), path))
     return found
 
 
@@ -239,5 +248,5 @@ def find_recipe(path: str | Path) -> Path:
     for candidate in [root / text, root / f"{text}.yaml"] if root else []:
         if candidate.is_file():
             return candidate
-    names = [name for name, _, _ in list_recipes()]
+    names = [name for tables in (False, True) for name, _, _ in list_recipes(tables)]
     raise UserError(f"{path}: no such recipe file; {nearest(text.removesuffix('.yaml'), names)} (see `dappr recipes`)")

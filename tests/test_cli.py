@@ -10,46 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
-from tiny import make_rows
+from tiny import make_rows, write_rows
 
 from dappr_llm.cli import main
 from dappr_llm.predictions import PredictionTable
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def write_rows(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
-@pytest.fixture
-def recipe(tmp_path, model_folder):
-    """A recipe for the tiny model on files of its own."""
-    values = {
-        "model": {"name": str(model_folder)},
-        "lora": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "lm_head"]},
-        "method": {"name": "dappr", "reg_weight": 5e-3, "schedule": "constant"},
-        "data": {
-            "train": {
-                "name": "mine",
-                "splits": {
-                    split: write_rows(tmp_path / f"{split}.jsonl", make_rows(n, start))
-                    for split, n, start in (("train", 32, 0), ("validation", 9, 40), ("test", 11, 60))
-                },
-            },
-            "ood": [write_rows(tmp_path / "other.jsonl", make_rows(10, 80, options=5))],
-        },
-        "train": {
-            "output_dir": str(tmp_path / "run"), "per_device_train_batch_size": 8, "learning_rate": 1e-2,
-            "num_train_epochs": 2, "eval_strategy": "epoch", "save_strategy": "steps", "save_steps": 3,
-            "logging_steps": 2, "disable_tqdm": True, "evidence_offset": "auto",
-        },
-    }  # fmt: skip
-    path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(values))
-    return path
 
 
 def test_train_predict_evaluate(recipe, tmp_path, capsys):

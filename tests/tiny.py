@@ -1,5 +1,7 @@
 """A tiny model and questions for it, made in code."""
 
+import json
+
 WORDS = [
     "Return",
     "the",
@@ -80,3 +82,8 @@ def make_rows(count=12, start=0, options=4):
         question = f"Which one is a {kind} ?" + " very long story" * (i % 4)
         rows.append({"id": f"q{i}", "question": question, "choices": choices, "answer": "ABCDEF"[label]})
     return rows
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
