@@ -1,10 +1,16 @@
-"""Metrics on plain arrays. Undefined cases (no rows, a single class) are NaN, never an exception."""
+"""
+Metrics on plain arrays. Undefined cases (no rows, a single class) are NaN, never an exception.
+
+`weighted.py` computes the same numbers for many resamples at once; a test holds the two together.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 NUM_BINS = 15
+COVERAGE, RISK, TPR = 0.8, 0.05, 0.95  # where the curves of the results file are read
+_EXACT_ROWS = 64  # bins up to this size get the exact noise floor, larger ones its normal limit
 _SMALLEST_PROB = 1e-10
 
 
@@ -31,15 +37,25 @@ def accuracy(probs: np.ndarray, labels: np.ndarray) -> float:
 
 def nll(probs: np.ndarray, labels: np.ndarray) -> float:
     """Mean negative log-likelihood of the labels in nats, with probabilities clamped at 1e-10."""
+    return _mean(nll_rows(probs, labels))
+
+
+def nll_rows(probs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """The terms of [`nll`], one per row."""
     probs, labels = _as_labelled(probs, labels)
-    return _mean(-np.log(np.maximum(probs[np.arange(len(labels)), labels], _SMALLEST_PROB)))
+    return -np.log(np.maximum(probs[np.arange(len(labels)), labels], _SMALLEST_PROB))
 
 
 def brier(probs: np.ndarray, labels: np.ndarray) -> float:
     """Mean squared distance between the probabilities and the one-hot labels, summed over options (0 to 2)."""
+    return _mean(brier_rows(probs, labels))
+
+
+def brier_rows(probs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """The terms of [`brier`], one per row."""
     probs, labels = _as_labelled(probs, labels)
     one_hot = labels[:, None] == np.arange(probs.shape[1])
-    return _mean(((probs - one_hot) ** 2).sum(axis=1))
+    return ((probs - one_hot) ** 2).sum(axis=1)
 
 
 def ece(confidence: np.ndarray, correct: np.ndarray, bins: int = NUM_BINS) -> float:
@@ -55,6 +71,85 @@ def ece(confidence: np.ndarray, correct: np.ndarray, bins: int = NUM_BINS) -> fl
     """
     count, confidence_sum, correct_sum = _bin_sums(confidence, correct, bins)
     return float(np.abs(confidence_sum - correct_sum).sum() / count.sum()) if count.sum() else float("nan")
+
+
+def mce(confidence: np.ndarray, correct: np.ndarray, bins: int = NUM_BINS) -> float:
+    """Maximum calibration error: the largest gap among the bins of [`ece`] that hold a row."""
+    count, confidence_sum, correct_sum = _bin_sums(confidence, correct, bins)
+    full = count > 0
+    return float((np.abs(confidence_sum - correct_sum)[full] / count[full]).max()) if full.any() else float("nan")
+
+
+def equal_mass_ece(confidence: np.ndarray, correct: np.ndarray, bins: int = NUM_BINS) -> float:
+    """
+    Calibration error over bins that hold equally many rows (adaptive ECE).
+
+    A row on the border of two bins counts for both in proportion, and rows of equal confidence share one gap; so the
+    number depends neither on the order of the rows nor on whether `bins` divides their number.
+
+    Args:
+        confidence (`np.ndarray` of shape `[N]`): Probability of the predicted option.
+        correct (`np.ndarray` of shape `[N]`): Whether the prediction is right.
+        bins (`int`, *optional*, defaults to 15): Number of bins.
+    """
+    confidence, correct = _as_pair("confidence", confidence, "correct", correct)
+    if not len(confidence):
+        return float("nan")
+    _, group, size = np.unique(confidence, return_inverse=True, return_counts=True)
+    gap = np.append(0, np.bincount(group, confidence - correct).cumsum())
+    borders = np.interp(np.linspace(0, len(confidence), bins + 1), np.append(0, size.cumsum()), gap)
+    return float(np.abs(np.diff(borders)).sum() / len(confidence))
+
+
+def classwise_ece(
+    probs: np.ndarray, labels: np.ndarray, num_options: np.ndarray | None = None, bins: int = NUM_BINS
+) -> float:
+    """
+    Mean over the options of the calibration error of that option's own probability.
+
+    Args:
+        probs (`np.ndarray` of shape `[N, K]`): Probabilities.
+        labels (`np.ndarray` of shape `[N]`): Correct options, all known.
+        num_options (`np.ndarray` of shape `[N]`, *optional*):
+            How many options each row offers. An option is judged on the rows that offer it.
+        bins (`int`, *optional*, defaults to 15): Number of bins on [0, 1].
+    """
+    probs, labels = _as_labelled(probs, labels)
+    counts = np.full(len(labels), probs.shape[1]) if num_options is None else np.asarray(num_options)
+    if not len(labels):
+        return float("nan")
+    errors = [
+        ece(probs[counts > k, k], labels[counts > k] == k, bins) for k in range(min(probs.shape[1], counts.max()))
+    ]
+    return float(np.mean(errors))
+
+
+def ece_floor(confidence: np.ndarray, bins: int = NUM_BINS) -> float:
+    """
+    The [`ece`] that a perfectly calibrated model with these confidences would show on average, from chance alone.
+
+    An ECE near this floor says nothing against the model; the floor falls like 1/sqrt(N). Bins of up to 64 rows are
+    exact (the mean absolute deviation of a sum of independent coins), larger ones take the normal limit.
+
+    Args:
+        confidence (`np.ndarray` of shape `[N]`): Probability of the predicted option.
+        bins (`int`, *optional*, defaults to 15): Number of bins on [0, 1].
+    """
+    confidence = np.clip(np.asarray(confidence, dtype=np.float64), 0, 1)
+    if not len(confidence):
+        return float("nan")
+    index = bin_index(confidence, bins)
+    expected = 0.0
+    for b in np.unique(index):
+        inside = confidence[index == b]
+        if len(inside) > _EXACT_ROWS:
+            expected += float(np.sqrt(2 * (inside * (1 - inside)).sum() / np.pi))
+            continue
+        chance = np.ones(1)  # of 0, 1, 2, ... right answers
+        for p in inside:
+            chance = np.append(chance * (1 - p), 0) + np.append(0, chance * p)
+        expected += float(np.abs(np.arange(len(chance)) - inside.sum()) @ chance)
+    return expected / len(confidence)
 
 
 def reliability_bins(
@@ -107,6 +202,82 @@ def confidence_aupr(correct: np.ndarray, aleatoric: np.ndarray) -> float:
     return aupr(correct, -np.asarray(aleatoric, dtype=np.float64))
 
 
+def confidence_auroc(correct: np.ndarray, aleatoric: np.ndarray) -> float:
+    """AUROC of telling right answers (positives) from wrong ones by minus the aleatoric uncertainty."""
+    return auroc(correct, -np.asarray(aleatoric, dtype=np.float64))
+
+
+def fpr_at_tpr(positive: np.ndarray, score: np.ndarray, tpr: float = TPR) -> float:
+    """
+    The share of negatives let through by the strictest threshold that lets at least `tpr` of the positives through.
+
+    Args:
+        positive (`np.ndarray` of shape `[N]`): Whether each row is a positive.
+        score (`np.ndarray` of shape `[N]`): Larger means more surely positive; NaN ranks last.
+        tpr (`float`, *optional*, defaults to 0.95): The share of positives.
+    """
+    from sklearn.metrics import roc_curve
+
+    positive, ranks = _as_ranking(positive, score)
+    if not 0 < positive.sum() < len(positive):
+        return float("nan")
+    false, true, _ = roc_curve(positive, ranks, drop_intermediate=False)
+    return float(false[np.argmax(true >= tpr - 1e-12)])
+
+
+def risk_curve(correct: np.ndarray, uncertainty: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """
+    The risk-coverage curve: answer the surest rows, leave the rest.
+
+    Args:
+        correct (`np.ndarray` of shape `[N]`): Whether each answer is right.
+        uncertainty (`np.ndarray` of shape `[N]`): Larger means less sure; NaN is the least sure.
+
+    Returns:
+        `tuple`: `(coverage, risk)`, one point per threshold: the share answered and the share of it that is wrong.
+    """
+    correct, ranks = _as_ranking(correct, -np.asarray(uncertainty, dtype=np.float64))
+    size = np.bincount(ranks)[::-1].cumsum()
+    wrong = np.bincount(ranks, ~correct)[::-1].cumsum()
+    return size / max(len(correct), 1), wrong / size
+
+
+def aurc(correct: np.ndarray, uncertainty: np.ndarray) -> float:
+    """
+    Area under the risk-coverage curve: the mean, over k = 1..N, of the risk among the k surest rows.
+
+    Rows of equal uncertainty count with their mean risk, which is the mean over all orders of them.
+
+    Args:
+        correct (`np.ndarray` of shape `[N]`): Whether each answer is right.
+        uncertainty (`np.ndarray` of shape `[N]`): Larger means less sure; NaN is the least sure.
+    """
+    correct, ranks = _as_ranking(correct, -np.asarray(uncertainty, dtype=np.float64))
+    if not len(correct):
+        return float("nan")
+    size = np.bincount(ranks)
+    wrong = np.repeat((np.bincount(ranks, ~correct) / size)[::-1], size[::-1])
+    return float((wrong.cumsum() / np.arange(1, len(wrong) + 1)).mean())
+
+
+def excess_aurc(correct: np.ndarray, uncertainty: np.ndarray) -> float:
+    """[`aurc`] minus that of a perfect ranking (all right answers first) with as many mistakes."""
+    correct = np.asarray(correct, dtype=bool)
+    return aurc(correct, uncertainty) - aurc(correct, ~correct)
+
+
+def risk_at_coverage(correct: np.ndarray, uncertainty: np.ndarray, coverage: float = COVERAGE) -> float:
+    """Share of wrong answers under the strictest threshold that answers at least `coverage` of the rows."""
+    answered, risk = risk_curve(correct, uncertainty)
+    return float(risk[np.argmax(answered >= coverage - 1e-12)]) if len(risk) else float("nan")
+
+
+def coverage_at_risk(correct: np.ndarray, uncertainty: np.ndarray, risk: float = RISK) -> float:
+    """The largest share of rows that a threshold can answer with at most `risk` of them wrong; 0 if there is none."""
+    answered, wrong = risk_curve(correct, uncertainty)
+    return float(answered[wrong <= risk + 1e-12].max(initial=0)) if len(wrong) else float("nan")
+
+
 def ood_scores(uncertainty_id: np.ndarray, uncertainty_ood: np.ndarray) -> dict[str, float]:
     """
     How well an uncertainty tells in-distribution items (positives) from out-of-distribution ones.
@@ -116,11 +287,20 @@ def ood_scores(uncertainty_id: np.ndarray, uncertainty_ood: np.ndarray) -> dict[
         uncertainty_ood (`np.ndarray` of shape `[M]`): The same for the out-of-distribution items.
 
     Returns:
-        `dict[str, float]`: `auroc` and `aupr`. Chance level of the AUPR is N / (N + M).
+        `dict[str, float]`: `auroc`; `aupr` (in-distribution items positive, as the paper; chance level N / (N + M));
+        `aupr_ood` (the others positive; chance level M / (N + M)); `fpr95`, the share of out-of-distribution items
+        taken for in-distribution ones when 95 % of the latter are.
     """
     uncertainty = np.concatenate([np.asarray(uncertainty_id), np.asarray(uncertainty_ood)]).astype(np.float64)
     is_id = np.arange(len(uncertainty)) < len(uncertainty_id)
-    return {"auroc": auroc(is_id, -uncertainty), "aupr": aupr(is_id, -uncertainty)}
+    # The flipped ranking needs the flipped order, so NaN, the most uncertain, becomes the surest out-of-distribution.
+    foreign = np.where(np.isnan(uncertainty), np.inf, uncertainty)
+    return {
+        "auroc": auroc(is_id, -uncertainty),
+        "aupr": aupr(is_id, -uncertainty),
+        "aupr_ood": aupr(~is_id, foreign),
+        "fpr95": fpr_at_tpr(is_id, -uncertainty),
+    }
 
 
 def _mean(values: np.ndarray) -> float:
@@ -146,11 +326,21 @@ def _as_ranking(positive: np.ndarray, score: np.ndarray) -> tuple[np.ndarray, np
     return positive, np.unique(score, return_inverse=True)[1]
 
 
-def _bin_sums(confidence: np.ndarray, correct: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    confidence, correct = np.asarray(confidence, dtype=np.float64), np.asarray(correct, dtype=np.float64)
-    if confidence.ndim != 1 or confidence.shape != correct.shape:
-        raise ValueError(f"confidence and correct must both be [N], not {confidence.shape} and {correct.shape}")
+def bin_index(confidence: np.ndarray, bins: int = NUM_BINS) -> np.ndarray:
+    """The bin of [`ece`] that each confidence lies in: closed on the left, exactly 1.0 in a bin of its own."""
     index = np.searchsorted(np.linspace(0, 1, bins + 1), confidence, side="right") - 1
-    index = index.clip(0, bins)  # rounding may carry a probability a hair beyond [0, 1]
+    return index.clip(0, bins)  # rounding may carry a probability a hair beyond [0, 1]
+
+
+def _as_pair(first: str, one: np.ndarray, second: str, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    one, other = np.asarray(one, dtype=np.float64), np.asarray(other, dtype=np.float64)
+    if one.ndim != 1 or one.shape != other.shape:
+        raise ValueError(f"{first} and {second} must both be [N], not {one.shape} and {other.shape}")
+    return one, other
+
+
+def _bin_sums(confidence: np.ndarray, correct: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    confidence, correct = _as_pair("confidence", confidence, "correct", correct)
+    index = bin_index(confidence, bins)
     count, *sums = (np.bincount(index, weights, bins + 1) for weights in (None, confidence, correct))
     return count, sums[0], sums[1]

@@ -228,11 +228,11 @@ class PredictionTable:
             probs = alpha / alpha0[:, None]
             epistemic = float(self.meta.get("epistemic_scale", 1.0)) * counts / alpha0
         elif self.members is not None:
-            members = _renormalise(self.members, keep)  # [M, N, W]
+            members = renormalise(self.members, keep)  # [M, N, W]
             probs = members.mean(axis=0)
             epistemic = np.maximum(entropy(probs) - entropy(members).mean(axis=0), 0.0)
         else:
-            probs = _renormalise(self.probs, keep)
+            probs = renormalise(self.probs, keep)
             epistemic = entropy(probs)
         return Reading(
             probs=probs.astype(np.float32),
@@ -310,7 +310,8 @@ def _not_probabilities(probs: np.ndarray) -> np.ndarray:
     return (np.abs(probs.sum(axis=-1) - 1) > 1e-3) | (probs < 0).any(axis=-1)
 
 
-def _renormalise(probs: np.ndarray, keep: np.ndarray) -> np.ndarray:
+def renormalise(probs: np.ndarray, keep: np.ndarray) -> np.ndarray:
+    """Probabilities `[..., N, W]` over the letters that `keep` `[N, W]` marks, in float64."""
     kept = np.where(keep, probs.astype(np.float64), 0.0)
     # A float32 softmax can underflow to 0 on every letter kept; the model then says nothing about them.
     kept = np.where(kept.sum(axis=-1, keepdims=True) == 0, keep, kept)

@@ -2,10 +2,11 @@ import math
 
 import numpy as np
 import pytest
+from scipy.special import digamma
 from sklearn.metrics import roc_auc_score
 
 from dappr_llm.errors import UserError
-from dappr_llm.evaluators import SCORES, evaluate_id, evaluate_ood, evaluate_tables
+from dappr_llm.evaluators import SCORES, evaluate_id, evaluate_ood, evaluate_tables, uncertainty
 from dappr_llm.predictions import PredictionTable, entropy
 
 
@@ -27,12 +28,22 @@ def ood_table(**facts):
 
 def test_evaluate_id_by_hand():
     results = evaluate_id(id_table())
-    assert list(results) == ["accuracy", "nll", "ece", "brier", "conf_aupr", "n", "n_unlabelled"]
+    assert set(results) == {
+        "accuracy", "nll", "brier", "ece", "ece_floor", "ece_equal_mass", "ece_classwise", "mce", "conf_aupr", "conf_auroc",
+        "aurc", "excess_aurc", "risk_at_coverage_80", "coverage_at_risk_5", "n", "n_unlabelled",
+    }  # fmt: skip
     assert results["accuracy"] == pytest.approx(2 / 3)
     assert results["nll"] == pytest.approx(-(math.log(9 / 14.5) + math.log(6 / 9) + math.log(4 / 12)) / 3)
     # Confidences 9/14.5, 6/9, 5/12 lie in three bins.
     assert results["ece"] == pytest.approx(((1 - 9 / 14.5) + (1 - 6 / 9) + 5 / 12) / 3)
-    assert results["conf_aupr"] == 1
+    assert results["mce"] == pytest.approx(5 / 12)
+    assert results["conf_aupr"] == results["conf_auroc"] == 1
+    # The wrong answer is the least sure one: 0, 0, 1/3 wrong among the first 1, 2, 3.
+    assert (results["aurc"], results["excess_aurc"]) == (pytest.approx(1 / 9), pytest.approx(0))
+    assert (results["risk_at_coverage_80"], results["coverage_at_risk_5"]) == (
+        pytest.approx(1 / 3),
+        pytest.approx(2 / 3),
+    )
     assert (results["n"], results["n_unlabelled"]) == (3, 1)
 
 
@@ -60,11 +71,50 @@ def test_matched_and_published_readings_differ_by_the_letters():
     same = id_table().select([0, 1, 2])
     matched = evaluate_ood(same, ood_table())
     published = evaluate_ood(same, ood_table(), slots="task")
-    assert matched == {"auroc": 0.5, "aupr": pytest.approx(0.5), "n_id": 3, "n_ood": 3}
+    half = pytest.approx(0.5)
+    assert matched == {"auroc": 0.5, "aupr": half, "aupr_ood": half, "fpr95": 1, "n_id": 3, "n_ood": 3}
     assert published["auroc"] > 0.6
     k_over_alpha0 = [4 / 14.5, 4 / 9, 4 / 12, 5 / 15.5, 5 / 10, 5 / 13]
     expected = roc_auc_score([1, 1, 1, 0, 0, 0], -np.array(k_over_alpha0))
     assert published["auroc"] == pytest.approx(expected)
+
+
+def dirichlet_information(alpha):
+    """Entropy of the mean minus the mean entropy of a Dirichlet distribution."""
+    total = alpha.sum(axis=1, keepdims=True)
+    mean = alpha / total
+    mean_entropy = (mean * (digamma(total + 1) - digamma(alpha + 1))).sum(axis=1)
+    return entropy(mean) - mean_entropy
+
+
+def test_mutual_information_golden_and_by_sampling():
+    alpha = np.array([[3.12692801, 1.97407698, 1.31326169, 1.69314718]])
+    found = uncertainty(PredictionTable.from_arrays(["a"], alpha=alpha), 4, "mutual_information")
+    assert found[0] == pytest.approx(0.16459757, abs=1e-6)
+    draws = np.random.default_rng(0).dirichlet(alpha[0], size=200_000)
+    assert found[0] == pytest.approx(entropy(draws.mean(axis=0)) - entropy(draws).mean(), abs=2e-3)
+    members = np.array([[[2.0, 0.5, -1.0, 0.0]], [[1, 1.5, -0.5, 0.2]], [[2.5, -0.5, 0, -1]]])
+    members = np.exp(members) / np.exp(members).sum(axis=-1, keepdims=True)
+    table = PredictionTable.from_arrays(["a"], members=members, epistemic=np.array([0.9]))
+    assert uncertainty(table, 4, "mutual_information")[0] == pytest.approx(0.146984, abs=1e-6)
+
+
+def test_scores_that_a_table_cannot_give_are_named():
+    bare = PredictionTable.from_arrays(["a"], probs=np.full((1, 4), 0.25), meta=meta(4))
+    with pytest.raises(UserError, match="'mutual_information' needs alpha or members, .* 'toy' lacks"):
+        evaluate_ood(bare, bare, score="mutual_information")
+    with pytest.raises(UserError, match="'evidence' needs alpha"):
+        evaluate_ood(bare, bare, score="evidence")
+    results = evaluate_tables(bare, {"x": bare})
+    assert "ood/x/auroc_entropy" in results and "ood/x/auroc_mutual_information" not in results
+
+
+def test_infinite_evidence_is_a_broken_row_not_a_sure_one():
+    table = PredictionTable.from_arrays(
+        ["a"], alpha=np.array([[np.inf, 1, 1, 1]]), epistemic=np.zeros(1), aleatoric=np.zeros(1), meta=meta(4),
+        probs=np.full((1, 4), 0.25), allow_nan=True,
+    )  # fmt: skip
+    assert all(np.isnan(uncertainty(table, 4, score)[0]) for score in SCORES)
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -81,6 +131,8 @@ def test_each_score_ranks_by_its_own_uncertainty(score):
         "aleatoric": [table.aleatoric for table in tables],
         "entropy": [entropy(table.probs) for table in tables],
         "max_prob": [1 - table.probs.max(axis=1) for table in tables],
+        "mutual_information": [dirichlet_information(table.alpha) for table in tables],
+        "evidence": [4 - table.alpha.sum(axis=1) for table in tables],
     }[score]
     area = roc_auc_score([1] * 50 + [0] * 70, -np.concatenate(expected))
     assert evaluate_ood(*tables, score=score)["auroc"] == pytest.approx(area)
@@ -100,12 +152,16 @@ def test_evaluate_tables_gives_the_flat_results():
     results = evaluate_tables(reference, {"arc_c": other, "new": unlabelled})
     for name, value in evaluate_id(reference).items():
         assert results[f"id/{name}"] == value
-    for name in ("auroc", "aupr"):
+    for name in ("auroc", "aupr", "aupr_ood", "fpr95"):
         assert results[f"ood/arc_c/{name}"] == evaluate_ood(reference, other)[name]
         assert results[f"ood/arc_c/{name}_published"] == evaluate_ood(reference, other, slots="task")[name]
     assert results["ood/arc_c/auroc"] != results["ood/arc_c/auroc_published"]
     assert results["ood/arc_c/auroc_max_prob"] == evaluate_ood(reference, other, score="max_prob")["auroc"]
-    for name in ("accuracy", "nll", "ece"):
+    for name in ("entropy", "mutual_information"):
+        assert results[f"ood/arc_c/auroc_{name}"] == evaluate_ood(reference, other, score=name)["auroc"]
+    by_aleatoric = evaluate_tables(reference, {"arc_c": other}, score="aleatoric")
+    assert by_aleatoric["ood/arc_c/auroc"] == evaluate_ood(reference, other, score="aleatoric")["auroc"]
+    for name in ("accuracy", "nll", "brier", "ece", "ece_floor"):
         assert results[f"ood/arc_c/{name}"] == evaluate_id(other)[name]
         assert f"ood/new/{name}" not in results
     assert results["id/options/4"] == 4

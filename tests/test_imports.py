@@ -16,6 +16,8 @@ WITHOUT_TORCH = [
     "predictions",
     "metrics",
     "evaluators",
+    "weighted",
+    "intervals",
     "report",
     "commands",
     "cli",
