@@ -178,8 +178,9 @@ def _legend(comparison: Comparison) -> str:
         f"({first}) by a paired bootstrap over items on the seeds that both have, p < {SIGNIFICANT} after Holm's "
         f"correction for {max(1, len(comparison.entries) - 1)} comparisons. AUROC: in distribution "
         f"({comparison.id_task}) against each other task by epistemic uncertainty (K/α0; softmax methods: entropy, or "
-        "mutual information over members), both sides read on the training letters. published: each side on all letters of its "
-        "own task, as papers do, which an unused letter alone can raise. max prob: by 1 − max p, training letters."
+        "mutual information over members), both sides read on the training letters. published: each side on all "
+        "letters of its own task, as papers do, which an unused letter alone can raise. max prob: by 1 − max p, "
+        "training letters."
     )
 
 

@@ -1,4 +1,4 @@
-"""Runs as processes of their own, spread over devices; one failure stops nothing, Ctrl-C stops all and loses nothing."""
+"""Runs as processes of their own, spread over devices: one failure stops nothing, Ctrl-C loses nothing."""
 
 from __future__ import annotations
 
@@ -85,8 +85,10 @@ def run_jobs(jobs: list[Job], slots: list[str | None], done: set[str]) -> tuple[
     Returns:
         Reasons of failures by job name, and whether it was interrupted.
     """
-    waiting, running, failed = list(jobs), [], {}
-    total, times = len(jobs), []
+    waiting, total = list(jobs), len(jobs)
+    running: list[_Running] = []
+    failed: dict[str, str] = {}
+    times: list[float] = []
     stop = _StopRequest()
     with stop:
         while (waiting and not stop.requested) or running:

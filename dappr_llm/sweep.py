@@ -8,6 +8,7 @@ also build on other runs: an ensemble of `members`, or another method's reading 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,7 +57,8 @@ class Table:
     seeds: list[int]
     rows: list[TableRow]
     description: str = ""
-    jobs: dict[str, Job] = field(default_factory=dict)
+    jobs: dict[str, Job] = field(default_factory=dict)  # every run by its folder
+    runs: dict[tuple[str, int], list[str]] = field(default_factory=dict)  # folders behind a row and seed
 
 
 def load_table(
@@ -98,19 +100,14 @@ def load_table(
         raise UserError(f"{where}: seeds must be different whole numbers below {MEMBER_STRIDE}, found {found}")
     folder = Path(output_dir or values.get("output_dir") or f"runs/{name}")
     table = Table(name, folder, list(found), _keep(rows, only, where), values.get("description", ""))
-    table.jobs = _plan(table)
+    _plan(table)
     return table
 
 
 def _settings(values: Any, where: str) -> list[str]:
     if not isinstance(values, Mapping):
         raise UserError(f"{where}: `set` is a mapping of section.key to value, found {values!r}")
-    import yaml
-
-    return [
-        f"{key}={yaml.safe_dump(value, default_flow_style=True).removesuffix('...').strip()}"
-        for key, value in values.items()
-    ]
+    return [f"{key}={json.dumps(value)}" for key, value in values.items()]  # JSON is YAML
 
 
 def _row(entry: Any, number: int, path: Path, shared: list[str]) -> TableRow:
@@ -141,8 +138,8 @@ def _check_rows(rows: list[TableRow], where: str) -> None:
     trained = [row.name for row in rows if row.weights_of is None and row.members == 1]
     for row in rows:
         if row.weights_of is not None and row.weights_of not in trained:
-            raise UserError(f"{where}: row {row.name!r} wants the weights of {row.weights_of!r}; "
-                            f"{nearest(row.weights_of, trained)}")  # fmt: skip
+            hint = nearest(row.weights_of, trained)
+            raise UserError(f"{where}: row {row.name!r} wants the weights of {row.weights_of!r}; {hint}")
 
 
 def _keep(rows: list[TableRow], only: list[str] | None, where: str) -> list[TableRow]:
@@ -150,45 +147,34 @@ def _keep(rows: list[TableRow], only: list[str] | None, where: str) -> list[Tabl
     for name in only or ():
         if name not in names:
             raise UserError(f"{where} has no row {name!r}; {nearest(name, names)}")
-    return [row for i, row in enumerate(rows) if only is None or i == 0 or row.name in only]
+    wanted = {rows[0].name, *(only or names)}
+    wanted |= {row.weights_of for row in rows if row.name in wanted and row.weights_of}
+    return [row for row in rows if row.name in wanted]
 
 
-def _plan(table: Table) -> dict[str, Job]:
-    """Every run by its folder; rows with the same recipe and settings share runs."""
-    jobs: dict[str, Job] = {}
+def _plan(table: Table) -> None:
+    """Fill in the runs; rows with the same recipe and settings share theirs."""
     owners: dict[Any, str] = {}
-
-    def add(row: TableRow, seed: int) -> str:
-        owner = owners.setdefault((row.recipe, row.overrides, row.weights_of), row.name)
-        folder = table.output_dir / owner / f"seed{seed}"
-        overrides = [*row.overrides, f"train.seed={seed}", f"train.output_dir={folder}"]
-        after = None
-        if row.weights_of is not None:
-            after = str(table.output_dir / row.weights_of / f"seed{seed}")
-            overrides += [f"model.adapter={after}", "train.num_train_epochs=0", "train.max_steps=-1"]
-        jobs.setdefault(str(folder), Job(f"{owner} seed {seed}", folder, row.recipe, tuple(overrides), after))
-        return str(folder)
-
-    plain = [row for row in table.rows if row.members == 1]
-    for seed in table.seeds:  # seed by seed: a table of everything is there early, and sharpens
-        for row in sorted(plain, key=lambda row: row.weights_of is not None):
-            add(row, seed)
-        for row in table.rows:
-            for number in range(row.members if row.members > 1 else 0):
-                add(row, seed + MEMBER_STRIDE * number)
-    return jobs
+    # Seed by seed: a table of everything is there early, and sharpens. Rows that read others' weights come after them.
+    ordered = sorted(table.rows, key=lambda row: (row.members > 1, row.weights_of is not None))
+    for seed in table.seeds:
+        for row in ordered:
+            owner = owners.setdefault((row.recipe, row.overrides, row.weights_of), row.name)
+            seeds = [seed + MEMBER_STRIDE * number for number in range(row.members)]
+            found = [_job(table, row, owner, member) for member in seeds]
+            table.runs[row.name, seed] = [str(job.folder) for job in found]
+            for job in found:
+                table.jobs.setdefault(str(job.folder), job)
 
 
-def folders_of(table: Table, row: TableRow, seed: int) -> list[Path]:
-    """The runs behind one row and seed: one, or an ensemble's members."""
-    seeds = [seed + MEMBER_STRIDE * number for number in range(row.members)]
-    same = [
-        r.name
-        for r in table.rows
-        if (r.recipe, r.overrides, r.weights_of) == (row.recipe, row.overrides, row.weights_of)
-    ]
-    candidates = [table.output_dir / name / f"seed{s}" for s in seeds for name in same]
-    return [folder for folder in candidates if str(folder) in table.jobs]
+def _job(table: Table, row: TableRow, owner: str, seed: int) -> Job:
+    folder = table.output_dir / owner / f"seed{seed}"
+    overrides = [*row.overrides, f"train.seed={seed}", f"train.output_dir={folder}"]
+    after = None
+    if row.weights_of is not None:
+        after = str(table.output_dir / row.weights_of / f"seed{seed}")
+        overrides += [f"model.adapter={after}", "train.num_train_epochs=0", "train.max_steps=-1"]
+    return Job(f"{owner} seed {seed}", folder, row.recipe, tuple(overrides), after)
 
 
 def job_recipe(job: Job) -> Recipe:
@@ -220,8 +206,8 @@ def sweep(table: Table, jobs: int | None = None, dry_run: bool = False, tables_o
     """
     done = {name for name, job in table.jobs.items() if is_finished(job)}
     left = [job for name, job in table.jobs.items() if name not in done]
-    print(f"{table.name}: {len(table.rows)} rows, {len(table.seeds)} seeds, {len(table.jobs)} runs in "
-          f"{table.output_dir}, {len(done)} of them finished", flush=True)  # fmt: skip
+    counts = f"{len(table.rows)} rows, {len(table.seeds)} seeds, {len(table.jobs)} runs"
+    print(f"{table.name}: {counts} in {table.output_dir}, {len(done)} of them finished", flush=True)
     if dry_run:
         for name, job in table.jobs.items():
             print(f"  {'finished' if name in done else 'to do   '}  {job.name:<24}  {job.folder}")
@@ -229,8 +215,7 @@ def sweep(table: Table, jobs: int | None = None, dry_run: bool = False, tables_o
     failed: dict[str, str] = {}
     interrupted = False
     if left and not tables_only:
-        devices = visible_devices()
-        slots = devices or [None]
+        slots: list[str | None] = [*visible_devices()] or [None]
         if jobs is not None:
             slots = [slots[i % len(slots)] for i in range(max(1, jobs))]
         failed, interrupted = run_jobs(left, slots, done)
@@ -251,13 +236,13 @@ def collect(table: Table) -> list[Row]:
     for row in table.rows:
         found: dict[int, dict[str, PredictionTable]] = {}
         for seed in table.seeds:
-            folders = folders_of(table, row, seed)
-            if not folders or not all((folder / checkpoint.RESULTS).is_file() for folder in folders):
+            folders = table.runs[row.name, seed]
+            if not all((Path(folder) / checkpoint.RESULTS).is_file() for folder in folders):
                 continue
-            source = folders[0]
+            source = Path(folders[0])
             if row.members > 1:
                 source = table.output_dir / row.name / f"seed{seed}-ensemble"
-                combine_runs([str(folder) for folder in folders], str(source), quiet=True)
+                combine_runs(folders, str(source), quiet=True)
             found[seed] = {task: PredictionTable.load(path) for task, path in run_tables(source).items()}
         if found:
             rows.append(Row(row.name, row.label, found))

@@ -1,6 +1,7 @@
 """Ensembles: from saved tables, from runs, and from adapters that share one base model."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,6 +28,10 @@ def runs(recipe, tmp_path):
         return folders
 
     return train
+
+
+def read(path):
+    return json.loads(Path(path).read_text())
 
 
 def tables(folders, name="mine-test"):
@@ -62,7 +67,7 @@ def test_memory_grows_by_adapters(runs):
 
 def test_members_keep_their_own_offset_and_leave_no_trace(runs):
     folders = runs(0, 1)
-    configs = [json.load(open(f"{folder}/uncertainty_config.json")) for folder in folders]
+    configs = [read(f"{folder}/uncertainty_config.json") for folder in folders]
     ensemble = AdapterEnsemble.from_pretrained(folders)
     assert [member.evidence_offset for member in ensemble.members] == [c["evidence_offset"] for c in configs]
     question = ("Which one is a fruit ?", ["plum", "saw", "red", "sky"])
@@ -77,9 +82,9 @@ def test_evaluate_an_ensemble(runs, tmp_path, capsys):
     assert main(["evaluate", *folders, *tasks]) == 2
     assert "--out" in capsys.readouterr().err
     assert main(["evaluate", *folders, *tasks, "--out", str(tmp_path / "both")]) == 0
-    by_model = json.load(open(tmp_path / "both" / "results.json"))["results"]
+    by_model = read(tmp_path / "both" / "results.json")["results"]
     assert main(["combine", *folders, "--out", str(tmp_path / "combined")]) == 0
-    by_tables = json.load(open(tmp_path / "combined" / "results.json"))["results"]
+    by_tables = read(tmp_path / "combined" / "results.json")["results"]
     assert by_model == pytest.approx(by_tables, abs=1e-4)
     assert (tmp_path / "combined" / "reliability.png").is_file()
 
@@ -130,9 +135,9 @@ def test_zero_epochs_test_the_starting_adapter_with_another_method(runs, recipe,
     options = [part for setting in settings for part in ("--set", setting)]
     out = tmp_path / "mc"
     assert main(["train", str(recipe), "--output-dir", str(out), *options]) == 2  # no dropout in this recipe
-    config = json.load(open(f"{folder}/adapter_config.json"))
+    config = read(f"{folder}/adapter_config.json")
     config["lora_dropout"] = 0.3
-    json.dump(config, open(f"{folder}/adapter_config.json", "w"))
+    Path(folder, "adapter_config.json").write_text(json.dumps(config))
     assert main(["train", str(recipe), "--output-dir", str(out), *options, "--resume"]) == 0
     (table,) = tables([out])
     assert table.members.shape[0] == 3 and table.epistemic.max() > 0
