@@ -106,23 +106,29 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--out", help="folder for results and pictures (default: the checkpoint's)")
     _common(evaluate)
 
-    combined = verb("combine", "Make an ensemble of finished runs or of saved prediction tables; needs no model.")
-    combined.add_argument("members", nargs="+", help="folders of runs, or tables (.npz)")
-    combined.add_argument("--out", required=True, help="the ensemble's folder, or its table (.npz)")
-
-    sweep = verb("sweep", "Train methods x seeds on one task and make one table of their results.")
-    sweep.add_argument("table", help="a YAML file, or the name of a shipped one (see `dappr recipes`)")
-    sweep.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a value of every run")
-    sweep.add_argument("--output-dir", help="where runs and tables are written (default: runs/NAME)")
-    sweep.add_argument("--data-root", help="local folder with Hub datasets in their row layout")
-    sweep.add_argument("--seeds", type=int, nargs="+", help="other seeds than the table's")
-    sweep.add_argument("--rows", nargs="+", metavar="NAME", help="only these rows (and what they build on)")
-    sweep.add_argument("--jobs", type=int, help="runs at a time (default: one per visible GPU, else 1)")
-    sweep.add_argument("--dry-run", action="store_true", help="list the runs and their state, and stop")
-    sweep.add_argument("--tables-only", action="store_true", help="make the table of what is finished")
-
+    _combine_arguments(verb("combine", "Make an ensemble of finished runs or of saved tables; needs no model."))
+    _sweep_arguments(verb("sweep", "Train methods x seeds on one task and make one table of their results."))
     verb("recipes", "List the recipes that ship with the package.")
     return parser
+
+
+def _combine_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("members", nargs="+", help="folders of runs, or tables (.npz)")
+    parser.add_argument("--out", required=True, help="the ensemble's folder, or its table (.npz)")
+
+
+def _sweep_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("table", help="a YAML file, or the name of a shipped one (see `dappr recipes`)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a value of every run"
+    )
+    parser.add_argument("--output-dir", help="where runs and tables are written (default: runs/NAME)")
+    parser.add_argument("--data-root", help="local folder with Hub datasets in their row layout")
+    parser.add_argument("--seeds", type=int, nargs="+", help="other seeds than the table's")
+    parser.add_argument("--rows", nargs="+", metavar="NAME", help="only these rows (and what they build on)")
+    parser.add_argument("--jobs", type=int, help="runs at a time (default: one per visible GPU, else 1)")
+    parser.add_argument("--dry-run", action="store_true", help="list the runs and their state, and stop")
+    parser.add_argument("--tables-only", action="store_true", help="make the table of what is finished")
 
 
 def _common(parser: argparse.ArgumentParser) -> None:

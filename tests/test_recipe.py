@@ -132,3 +132,18 @@ def test_sections_are_checked_against_their_classes(tmp_path, section, words):
         run.build_method(recipe)
         run.build_lora(recipe)
         run.build_args(recipe)
+
+
+def test_mistral_methods_hold_their_coefficients():
+    wanted = {
+        "mc_dropout": {"name": "mc_dropout", "passes": 10},
+        "edl": {"name": "edl", "reg_weight": 1.0, "schedule": "warmup", "warmup_epochs": 3},
+        "iedl": {"name": "iedl", "fisher_weight": 0.05, "reg_weight": 1.0, "schedule": "warmup", "warmup_epochs": 3},
+        "redl": {"name": "redl", "prior": 0.1, "reg_weight": 1.0, "schedule": "warmup", "warmup_epochs": 3},
+        "ib_edl": {"name": "ib_edl", "beta": 1e-5, "draws": 20},
+    }
+    for name, method in wanted.items():
+        recipe = load_recipe(f"obqa_mistral7b/{name}")
+        assert recipe.method == method
+        clip = 1.0 if name == "mc_dropout" else 20.0
+        assert recipe.train["max_grad_norm"] == clip and recipe.lora["lora_dropout"] == 0.1

@@ -80,6 +80,14 @@ def test_a_whole_sweep_and_its_table(table_file, tmp_path):
     assert times == {path: path.stat().st_mtime_ns for path in times}
 
 
+def test_dry_run_and_tables_only_run_nothing(table_file, tmp_path, capsys):
+    assert main(["sweep", str(table_file), "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert "8 runs" in printed and printed.count("to do") == 8 and "ce seed 1001" in printed
+    assert main(["sweep", str(table_file), "--tables-only"]) == 0
+    assert "started" not in capsys.readouterr().out and not (tmp_path / "out").exists()
+
+
 def test_a_failure_is_reported_and_the_rest_go_on(table_file, tmp_path):
     change(table_file, rows=[{"recipe": "ce", "set": {"lora.target_modules": ["nothing"]}},
                              {"recipe": "mc", "weights_of": "ce"}, "dappr"])  # fmt: skip
