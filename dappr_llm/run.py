@@ -165,7 +165,7 @@ def build(recipe: Recipe, args: DAPPrConfig) -> Run:
         common["attn_implementation"] = section.attn_implementation
     model = lm.load_lm(section.name, section.dtype, section.quantization, **common)
     if adapter:
-        model = lm.load_adapter(model, adapter, trainable=True, base_name=section.name)
+        model = lm.load_adapter(model, adapter, trainable=True, base_name=section.name, lora=recipe.lora)
     else:
         set_seed(args.seed)  # the adapter starts at random: the seed must decide where
         model = lm.add_adapter(model, lora, section.name)

@@ -95,6 +95,17 @@ def test_starting_from_an_existing_adapter(recipe, tmp_path, capsys):
     assert offsets[0] == offsets[1] != 0
 
 
+def test_an_adapter_keeps_its_shape_but_may_change_its_dropout(recipe, tmp_path, capsys):
+    quick = ["--set", "train.num_train_epochs=1", "--set", "train.eval_strategy=no"]
+    assert main(["train", str(recipe), *quick]) == 0
+    start = [*quick, "--set", f"model.adapter={tmp_path / 'run'}", "--output-dir", str(tmp_path / "second")]
+    assert main(["train", str(recipe), *start, "--set", "lora.r=8"]) == 2
+    assert "lora.r is 8, but the adapter" in capsys.readouterr().err
+    assert main(["train", str(recipe), *start, "--set", "lora.lora_dropout=0.3"]) == 0
+    found = json.loads((tmp_path / "second" / "adapter_config.json").read_text())
+    assert found["lora_dropout"] == 0.3 and found["r"] == 4
+
+
 def test_output_folder_rules(recipe, tmp_path, capsys):
     run = tmp_path / "run"
     assert main(["train", str(recipe)]) == 0

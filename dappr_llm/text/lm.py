@@ -147,9 +147,30 @@ def add_adapter(model: PreTrainedModel, config: LoraConfig, base_name: str | Non
 
 
 def load_adapter(
-    model: PreTrainedModel, adapter: str, trainable: bool = False, base_name: str | None = None, **kwargs: Any
+    model: PreTrainedModel,
+    adapter: str,
+    trainable: bool = False,
+    base_name: str | None = None,
+    lora: Mapping[str, Any] | None = None,
+    **kwargs: Any,
 ) -> PeftModel:
-    """An existing adapter (folder or Hub id, safetensors only) on a loaded model."""
+    """
+    An existing adapter (folder or Hub id, safetensors only) on a loaded model.
+
+    Args:
+        model (`PreTrainedModel`):
+            The base.
+        adapter (`str`):
+            Folder or Hub id.
+        trainable (`bool`, *optional*, defaults to `False`):
+            Whether training goes on from it.
+        base_name (`str`, *optional*):
+            Under which name the base was loaded.
+        lora (`Mapping`, *optional*):
+            A recipe's `lora` section: its dropout is used from now on; any other value must be the adapter's own.
+        kwargs:
+            Passed on to `PeftModel.from_pretrained`.
+    """
     from peft import PeftModel
     from safetensors import SafetensorError
 
@@ -159,11 +180,29 @@ def load_adapter(
     if trainable:
         model = _trainable_base(model)
     try:
+        if lora:
+            kwargs["config"] = _continued_config(adapter, lora)
         peft_model = PeftModel.from_pretrained(model, adapter, is_trainable=trainable, use_safetensors=True, **kwargs)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(f"Could not load the adapter {adapter!r} on this base model: {_first_line(error)}") from None
     _portable_base(peft_model, base_name)
     return peft_model
+
+
+def _continued_config(adapter: str, lora: Mapping[str, Any]) -> Any:
+    from peft import PeftConfig
+
+    config = PeftConfig.from_pretrained(adapter)
+    for key, value in lora.items():
+        own = getattr(config, key, None)
+        if key == "lora_dropout":
+            config.lora_dropout = value
+        elif (set(own) if isinstance(own, set | list) else own) != (set(value) if isinstance(value, list) else value):
+            raise UserError(
+                f"lora.{key} is {value!r}, but the adapter {adapter!r} that training starts from has {own!r}; only "
+                "lora.lora_dropout can change"
+            )
+    return config
 
 
 def _portable_base(model: PeftModel, base_name: str | None) -> None:
