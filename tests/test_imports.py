@@ -79,6 +79,20 @@ def test_import_without_torch(name):
     assert not ours(found) - set(WITHOUT_TORCH) - {"__version__"}
 
 
+def test_nothing_outside_methods_branches_on_a_methods_name():
+    """A comparison with a registry name, or a match on one, belongs into the contract."""
+    from dappr_llm.methods import METHODS
+
+    for path in PACKAGE.rglob("*.py"):
+        if path.parent.name == "methods":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            parts = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+            parts += [node.value] if isinstance(node, ast.MatchValue) else []
+            texts = [leaf.value for part in parts for leaf in ast.walk(part) if isinstance(leaf, ast.Constant)]
+            assert not set(METHODS) & {text for text in texts if isinstance(text, str)}, f"{path}, line {node.lineno}"
+
+
 def test_files_and_functions_stay_small():
     """Soft limits: past them, ask what else moved in."""
     for path in PACKAGE.rglob("*.py"):
