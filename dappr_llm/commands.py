@@ -12,8 +12,11 @@ from . import checkpoint, report
 from .errors import UserError
 from .evaluators import evaluate_tables
 from .files import write_text
+from .intervals import RESAMPLES, bootstrap
 from .predictions import PredictionTable
+from .questions import save_questions
 from .recipe import Recipe, load_recipe
+from .results import load_results_file, save_results
 
 # Settings that say where and how far, not what: a run may be resumed with other values.
 _NOT_IDENTITY = {
@@ -141,16 +144,47 @@ def predict_tables(trainer: Any, folder: Path, id_rows: Any, ood_rows: list[Any]
         )
         tables[task.name] = table
         if is_main_process():
-            table.save(folder / checkpoint.TABLES / f"{task.name}-{split}.npz")
+            save_table(table, rows, folder / checkpoint.TABLES / f"{task.name}-{split}.npz")
     return tables
 
 
-def finish(folder: Path, tables: dict[str, PredictionTable], title: str, seed: int | None = None) -> dict[str, Any]:
-    """Results, pictures and the printed table, from prediction tables alone; the first table is the ID one."""
+def save_table(table: PredictionTable, rows: Any, path: Path) -> None:
+    """Write a table, and beside it the words of its items, which reports show."""
+    table.save(path)
+    save_questions(rows, path)
+
+
+def finish(
+    folder: Path,
+    tables: dict[str, PredictionTable],
+    title: str,
+    seed: int | None = None,
+    resamples: int = RESAMPLES,
+    score: str = "epistemic",
+    paths: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """
+    Results, pictures and the printed table, from prediction tables alone; the first table is the ID one.
+
+    Args:
+        folder (`Path`): Where to write.
+        tables (`dict[str, PredictionTable]`): By task.
+        title (`str`): A line above the printed table.
+        seed (`int`, *optional*): The run's, for the record.
+        resamples (`int`, *optional*, defaults to 1000): Of the intervals; 0 for none.
+        score (`str`, *optional*, defaults to `"epistemic"`): What ranks the items.
+        paths (`dict[str, str]`, *optional*): Where each table is kept, if not among the folder's own predictions.
+    """
     (id_name, id_table), *ood = tables.items()
-    results = evaluate_tables(id_table, dict(ood))
+    results = evaluate_tables(id_table, dict(ood), score)
     if not is_main_process():
         return results
+    for name, table in tables.items():
+        if table.nan_rows.any():
+            named = ", ".join(table.ids[table.nan_rows][:3])
+            say(f"{name}: {table.nan_rows.sum()} rows hold NaN or Inf (first: {named}) and rank as most uncertain")
+    intervals = bootstrap(id_table, dict(ood), resamples, score=score) if resamples else {}
+    own = {name: f"{checkpoint.TABLES}/{name}-{table.meta.get('split')}.npz" for name, table in tables.items()}
     meta = {
         "id": id_name,
         "ood": [name for name, _ in ood],
@@ -158,10 +192,13 @@ def finish(folder: Path, tables: dict[str, PredictionTable], title: str, seed: i
         "method": id_table.meta.get("method"),
         "options": id_table.meta.get("options"),
         "seed": seed,
+        "score": score,
+        "tables": {**own, **(paths or {})},
+        "intervals": {"kind": "bootstrap", "level": 0.95, "resamples": resamples, "seed": 0} if resamples else None,
         "command": " ".join(["dappr", *sys.argv[1:]]),
         "versions": checkpoint.versions(),
     }
-    report.save_results(results, meta, folder / checkpoint.RESULTS)
+    save_results(results, meta, folder / checkpoint.RESULTS, intervals)
     pictures = [folder / "reliability.png", folder / "alpha0.png"]
     try:
         report.plot_reliability(id_table, pictures[0])
@@ -169,7 +206,7 @@ def finish(folder: Path, tables: dict[str, PredictionTable], title: str, seed: i
     except UserError as error:  # figures are worth more than pictures: say what is missing and go on
         say(f"No pictures: {error}")
         pictures = []
-    say("\n" + report.render_results(results, title))
+    say("\n" + report.render_results(results, title, intervals))
     say(
         f"\nAdapter, tables and results: {folder}"
         + (f"\nPictures: {', '.join(map(str, pictures))}" if pictures else "")
@@ -179,8 +216,8 @@ def finish(folder: Path, tables: dict[str, PredictionTable], title: str, seed: i
 
 def show_results(folder: Path) -> None:
     """Print the figures of a finished run."""
-    results, _ = report.load_results(folder / checkpoint.RESULTS)
-    say(report.render_results(results, folder.name))
+    content = load_results_file(folder / checkpoint.RESULTS)
+    say(report.render_results(content.results, folder.name, content.intervals))
 
 
 def load_predictor(name: str, base: str | None, batch_size: int, **kwargs: Any) -> Any:
@@ -194,15 +231,24 @@ def load_predictor(name: str, base: str | None, batch_size: int, **kwargs: Any) 
     return DAPPrTrainer(loaded.model, args, method=loaded.method, backend=loaded.backend)
 
 
-def predict(trainer: Any, task: Any, split: str, root: str | None, limit: int | None = None) -> PredictionTable:
-    """Predictions of a loaded checkpoint on one split of a task; rows without answers are welcome."""
+def predict(
+    trainer: Any, task: Any, split: str, root: str | None, limit: int | None = None, folder: Path | None = None
+) -> tuple[PredictionTable, Any]:
+    """
+    Predictions of a loaded checkpoint on one split of a task, and the rows; rows without answers are welcome.
+
+    With a `folder`, both are saved among its predictions.
+    """
     from .text.tasks import get_task, load_task
 
     task = get_task(task)
     rows = load_task(task, split, root, limit, labelled=False)
     say(f"Predicting {task.name} ({split}, {len(rows)} rows)")
     name = Path(trainer.args.output_dir).name
-    return trainer.predict_table(rows, task.name, split, checkpoint=name, task_num_choices=task.num_choices)
+    table = trainer.predict_table(rows, task.name, split, checkpoint=name, task_num_choices=task.num_choices)
+    if folder and is_main_process():
+        save_table(table, rows, folder / checkpoint.TABLES / f"{task.name}-{split}.npz")
+    return table, rows
 
 
 def evaluate(
@@ -215,6 +261,9 @@ def evaluate(
     root: str | None = None,
     batch_size: int = 16,
     limit: int | None = None,
+    score: str = "epistemic",
+    resamples: int = RESAMPLES,
+    allow_nan: bool = False,
 ) -> dict[str, Any]:
     """
     Figures in and out of distribution, from a checkpoint or from saved tables alone.
@@ -224,22 +273,38 @@ def evaluate(
             The checkpoint; not needed when all tasks are `.npz` tables.
         id_task, ood_tasks (`str`, `list[str]`):
             Tasks, files of rows, or prediction tables (`.npz`).
+        out (`str`, *optional*):
+            Where to write. By default a folder below `evaluations/` of the checkpoint, named after tasks and split,
+            so that the run's own results are never replaced by others.
+        score, resamples, allow_nan:
+            See [`evaluate_tables`], [`bootstrap`] and [`PredictionTable`].
     """
-    missing = [task for task in (id_task, *ood_tasks) if not task.endswith(".npz")]
+    tasks = (id_task, *ood_tasks)
+    missing = [task for task in tasks if not task.endswith(".npz")]
     if missing and name is None:
         raise UserError(f"{missing[0]!r} is not a prediction table (.npz): give a checkpoint to predict it with")
-    folder = Path(out or (name if name and Path(name).is_dir() else "."))
+    tables = {task: PredictionTable.load(task, allow_nan) for task in tasks if task.endswith(".npz")}
+    names = {task: _table_name(task, tables.get(task)) for task in tasks}
+    if len(set(names.values())) < len(tasks):
+        again = next(task for i, task in enumerate(tasks) if names[task] in [names[other] for other in tasks[:i]])
+        raise UserError(f"{again!r} is given twice: tables are told apart by their task, {names[again]!r}")
+    folder = Path(out) if out else _evaluation_folder(name, list(names.values()), split, limit)
     trainer = load_predictor(name, base, batch_size) if missing and name else None
-    tables: dict[str, PredictionTable] = {}
-    for task in (id_task, *ood_tasks):
-        if task.endswith(".npz"):
-            table = PredictionTable.load(task)
-        else:
-            table = predict(trainer, task, split, root, limit)
-            if is_main_process():
-                table.save(folder / checkpoint.TABLES / f"{table.meta['task']}-{split}.npz")
-        key = table.meta.get("task") or Path(task).stem
-        if key in tables:
-            raise UserError(f"{task!r} is given twice: tables are told apart by their task, {key!r}")
-        tables[key] = table
-    return finish(folder, tables, name or "tables", next(iter(tables.values())).meta.get("seed"))
+    paths = {names[task]: os.path.relpath(task, folder) for task in tables}
+    found = {names[t]: tables[t] if t in tables else predict(trainer, t, split, root, limit, folder)[0] for t in tasks}
+    seed = found[names[id_task]].meta.get("seed")
+    return finish(folder, found, name or "tables", seed, resamples, score, paths)
+
+
+def _table_name(task: str, table: PredictionTable | None) -> str:
+    if table is not None:
+        return table.meta.get("task") or Path(task).stem
+    from .text.tasks import get_task
+
+    return get_task(task).name
+
+
+def _evaluation_folder(name: str | None, tasks: list[str], split: str, limit: int | None) -> Path:
+    parent = Path(name) if name and Path(name).is_dir() else Path(".")
+    label = f"{tasks[0]}-{split}" + "".join(f"+{task}" for task in tasks[1:])
+    return parent / "evaluations" / (label[:100] + (f"-first{limit}" if limit else ""))

@@ -18,7 +18,10 @@ WITHOUT_TORCH = [
     "evaluators",
     "weighted",
     "intervals",
+    "results",
+    "questions",
     "report",
+    "audit",
     "commands",
     "cli",
 ]
@@ -77,6 +80,16 @@ def test_import_without_torch(name):
     found = imports(PACKAGE / f"{name}.py", everywhere=False)
     assert not {module.split(".")[0] for module in found} & HEAVY
     assert not ours(found) - set(WITHOUT_TORCH) - {"__version__"}
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "reporting").glob("*.py")), ids=lambda p: p.stem)
+def test_the_report_reads_tables_only(path):
+    found = imports(path)
+    assert not {module.split(".")[0] for module in found} & HEAVY
+    assert ours(found) <= {
+        "__version__", "checkpoint", "errors", "evaluators", "files", "intervals", "metrics", "predictions", "questions",
+        "reporting", "results",
+    }  # fmt: skip
 
 
 def test_files_and_functions_stay_small():
