@@ -2,7 +2,7 @@
 How long the metrics and their bootstrap intervals take, from 1e3 to 1e6 rows.
 
     python scripts/bench_metrics.py                       # 1,000 resamples at every size, the default
-    python scripts/bench_metrics.py --budget 20           # fewer resamples where 1,000 would take longer than 20 s
+    python scripts/bench_metrics.py --budget 20           # fewer resamples where 1,000 take more CPU seconds
 
 Each size is a table of that many rows in distribution and another one out of distribution, four options, so every
 metric of a results file is computed. Time should grow no faster than n log n: sorting is done once, a resample costs
@@ -42,24 +42,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=float, nargs="+", default=[1e3, 1e4, 1e5, 1e6])
     parser.add_argument("--resamples", type=int, default=1000)
-    parser.add_argument("--budget", type=float, help="seconds per size; resamples are cut to keep it")
+    parser.add_argument("--budget", type=float, help="CPU seconds per size; resamples are cut to keep it")
     args = parser.parse_args()
     print(f"python {platform.python_version()}, numpy {np.__version__}, {platform.machine()}")
-    print(
-        "|    rows | all metrics, s | resamples | intervals, s | CPU, s | ms per resample | against n log n | peak MB |"
+    heads = (
+        "rows",
+        "all metrics, CPU s",
+        "resamples",
+        "intervals, s",
+        "CPU s",
+        "ms per resample",
+        "against n log n",
+        "peak MB",
     )
-    print(
-        "| ------: | -------------: | --------: | -----------: | -----: | --------------: | --------------: | ------: |"
-    )
+    print("| " + " | ".join(heads) + " |\n" + "| ---: " * len(heads) + "|")
     first = None
     evaluate_tables(make_table(50, 3.0, "id"), {"x": make_table(50, 1.5, "x")})  # imports are not what is measured
     for size in map(int, args.sizes):
         one, other = make_table(size, 3.0, "id"), {"x": make_table(size, 1.5, "x")}
-        point, _ = seconds(lambda one=one, other=other: evaluate_tables(one, other))
+        _, point = seconds(lambda one=one, other=other: evaluate_tables(one, other))
         count = args.resamples
         if args.budget:
-            trial, _ = seconds(lambda one=one, other=other: bootstrap(one, other, resamples=2))
-            twice, _ = seconds(lambda one=one, other=other: bootstrap(one, other, resamples=4))
+            _, trial = seconds(lambda one=one, other=other: bootstrap(one, other, resamples=2))
+            _, twice = seconds(lambda one=one, other=other: bootstrap(one, other, resamples=4))
             each = max((twice - trial) / 2, 1e-5)
             count = max(4, min(count, int(args.budget / each)))
         took, used = seconds(lambda one=one, other=other, count=count: bootstrap(one, other, resamples=count))
@@ -68,8 +73,8 @@ def main() -> None:
         first = first or growth
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(
-            f"| {size:>7} | {point:>14.2f} | {count:>9} | {took:>12.1f} | {used:>6.1f} | {per_resample:>15.2f} | "
-            f"{growth / first:>15.2f} | {peak:>7.0f} |",
+            f"| {size} | {point:.2f} | {count} | {took:.1f} | {used:.1f} | {per_resample:.2f} | "
+            f"{growth / first:.2f} | {peak:.0f} |",
             flush=True,
         )
 

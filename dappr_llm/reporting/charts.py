@@ -67,7 +67,7 @@ def reliability(run: RunData, task: str) -> Chart | None:
     plot.line([(0, 0), (1, 1)], "line ideal")
     error, floor = metrics.ece(confidence, correct), metrics.ece_floor(confidence)
     caption = (
-        f"ECE {100 * error:.2f} %, of which chance alone would show {100 * floor:.2f} % at {len(correct)} items. "
+        f"ECE {100 * error:.2f} %; chance alone would show {100 * floor:.2f} % at {len(correct)} items. "
         "Below: items per bin."
     )
     table = Table(f"Reliability bins of {task}", ["confidence"], ["items", "mean confidence", "accuracy"], rows)

@@ -153,10 +153,13 @@ def _counts(runs: Sequence[RunData]) -> Table:
             options, count = np.unique(table.num_options, return_counts=True)
             by_options = ", ".join(f"{k}: {n}" for k, n in zip(options, count, strict=True))
             bad = int(table.nan_rows.sum())
-            cells = [str(len(table)), by_options, str(int((table.labels < 0).sum())), str(bad), "0"]
+            cells = [str(len(table)), by_options, str(int((table.labels < 0).sum())), str(bad)]
             rows.append(([task, run.name] if len(runs) > 1 else [task], [Cell(text) for text in cells]))
-    columns = ["items", "by number of options", "without a label", "with NaN or Inf", "dropped"]
-    note = "Items without a label count for detection only. NaN rows rank as most uncertain and count as wrong."
+    columns = ["items", "by number of options", "left out of answers: no label", "with NaN or Inf"]
+    note = (
+        "Detection uses every item, answers every labelled one; nothing else is left out. Items with NaN or Inf rank "
+        "as most uncertain and count as wrong."
+    )
     return Table("Items", ["task", "run"] if len(runs) > 1 else ["task"], columns, rows, note)
 
 
