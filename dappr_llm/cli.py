@@ -145,8 +145,9 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _predict(args: argparse.Namespace) -> int:
-    from .commands import is_main_process, load_predictor, predict, say
-    from .questions import save_questions
+    from pathlib import Path
+
+    from .commands import load_predictor, predict, say
 
     if not args.out.endswith((".npz", ".parquet")):
         raise UserError(f"--out {args.out}: the name must end in .npz or .parquet")
@@ -156,10 +157,7 @@ def _predict(args: argparse.Namespace) -> int:
         own["choices"] = own["choices"][0]
     task = {"path": args.task, **own} if own else args.task
     trainer = load_predictor(args.checkpoint, args.base, args.batch_size)
-    table, rows = predict(trainer, task, args.split, args.data_root, args.limit)
-    if is_main_process():
-        table.save(args.out) if args.out.endswith(".npz") else table.to_parquet(args.out)
-        save_questions(rows, args.out)
+    table = predict(trainer, task, args.split, args.data_root, args.limit, Path(args.out))
     say(f"{len(table)} predictions written to {args.out}")
     return 0
 

@@ -149,8 +149,8 @@ def predict_tables(trainer: Any, folder: Path, id_rows: Any, ood_rows: list[Any]
 
 
 def save_table(table: PredictionTable, rows: Any, path: Path) -> None:
-    """Write a table, and beside it the words of its items, which reports show."""
-    table.save(path)
+    """Write a table (`.npz` or `.parquet`), and beside it the words of its items, which reports show."""
+    table.to_parquet(path) if path.suffix == ".parquet" else table.save(path)
     save_questions(rows, path)
 
 
@@ -232,12 +232,12 @@ def load_predictor(name: str, base: str | None, batch_size: int, **kwargs: Any) 
 
 
 def predict(
-    trainer: Any, task: Any, split: str, root: str | None, limit: int | None = None, folder: Path | None = None
-) -> tuple[PredictionTable, Any]:
+    trainer: Any, task: Any, split: str, root: str | None, limit: int | None = None, out: Path | None = None
+) -> PredictionTable:
     """
-    Predictions of a loaded checkpoint on one split of a task, and the rows; rows without answers are welcome.
+    Predictions of a loaded checkpoint on one split of a task; rows without answers are welcome.
 
-    With a `folder`, both are saved among its predictions.
+    With `out`, a folder or a file (`.npz`, `.parquet`), the table is saved there, and beside it the questions' words.
     """
     from .text.tasks import get_task, load_task
 
@@ -246,9 +246,10 @@ def predict(
     say(f"Predicting {task.name} ({split}, {len(rows)} rows)")
     name = Path(trainer.args.output_dir).name
     table = trainer.predict_table(rows, task.name, split, checkpoint=name, task_num_choices=task.num_choices)
-    if folder and is_main_process():
-        save_table(table, rows, folder / checkpoint.TABLES / f"{task.name}-{split}.npz")
-    return table, rows
+    if out and is_main_process():
+        is_file = out.suffix in (".npz", ".parquet")
+        save_table(table, rows, out if is_file else out / checkpoint.TABLES / f"{task.name}-{split}.npz")
+    return table
 
 
 def evaluate(
@@ -291,7 +292,7 @@ def evaluate(
     folder = Path(out) if out else _evaluation_folder(name, list(names.values()), split, limit)
     trainer = load_predictor(name, base, batch_size) if missing and name else None
     paths = {names[task]: os.path.relpath(task, folder) for task in tables}
-    found = {names[t]: tables[t] if t in tables else predict(trainer, t, split, root, limit, folder)[0] for t in tasks}
+    found = {names[t]: tables[t] if t in tables else predict(trainer, t, split, root, limit, folder) for t in tasks}
     seed = found[names[id_task]].meta.get("seed")
     return finish(folder, found, name or "tables", seed, resamples, score, paths)
 

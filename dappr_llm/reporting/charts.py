@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .. import metrics
-from ..evaluators import detection_sides, num_letters, uncertainty
+from ..evaluators import ood_uncertainties, uncertainty
 from ..predictions import PredictionTable
 from . import svg
 from .load import RunData
@@ -17,6 +17,8 @@ _QUANTILES = 10
 _HISTOGRAM_BINS = 32
 # Beyond this ratio of largest to smallest value, a linear axis squeezes most items into one bin.
 _LOG_SPREAD = 20
+# (letters, suffix of the results' keys, CSS class, words)
+_READINGS = (("train", "", "", "matched"), ("task", "_published", " dashed", "published"))
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def _bin_counts(edges: np.ndarray, count: np.ndarray) -> str:
 
 def histogram(run: RunData, evidence: bool) -> Chart | None:
     """Total evidence, or epistemic uncertainty, in distribution against every other task, on the training letters."""
-    letters = num_letters(run.id_table, "num_choices")
+    letters = run.id_table.meta.get("num_choices", run.id_table.width)
     values = {}
     for task, table in run.tables.items():
         if evidence:
@@ -133,8 +135,8 @@ def roc(runs: list[RunData], task: str) -> Chart:
     plot.line([(0, 0), (1, 1)], "line ideal")
     legend = []
     for i, run in enumerate(runs):
-        for suffix, (kind, words) in {"": ("", "matched"), "_published": (" dashed", "published")}.items():
-            one, other = detection_sides(run.id_table, run.tables[task], run.score)[suffix]
+        for slots, suffix, kind, words in _READINGS:
+            one, other = ood_uncertainties(run.id_table, run.tables[task], run.score, slots)
             score = -np.nan_to_num(np.concatenate([one, other]).astype(np.float64), nan=np.inf, posinf=np.inf)
             ranks = np.unique(score, return_inverse=True)[1]
             false, true, _ = roc_curve(np.arange(len(score)) < len(one), ranks)
