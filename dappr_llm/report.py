@@ -78,10 +78,10 @@ def render_results(results: dict[str, Any], title: str = "", intervals: Interval
     return "\n\n".join([*blocks, legend]) + "\n"
 
 
-def render_markdown(results: dict[str, Any]) -> str:
-    """Results as Markdown tables, for model cards; the argument is that of [`render_results`]."""
+def render_markdown(results: dict[str, Any], intervals: Intervals | None = None) -> str:
+    """Results as Markdown tables, for model cards; the arguments are those of [`render_results`]."""
     blocks = []
-    for header, rows in _tables(results):
+    for header, rows in _tables(results, intervals):
         names = [" ".join(filter(None, pair)) for pair in zip(*header, strict=True)]
         rule = ["---", *["---:"] * (len(names) - 1)]
         lines = [[cell.replace("|", "\\|") for cell in line] for line in (names, rule, *rows)]

@@ -145,6 +145,7 @@ def test_intervals_are_printed_below_the_numbers():
     below = lines[next(i for i, line in enumerate(lines) if line.startswith("ID")) + 1]
     assert below.split() == ["95", "%", "86.0-92.0", "0.30-0.41"]
     assert max(map(len, lines)) <= 120 and "bootstrap" in lines[-1]
+    assert "|   95 % | 86.0-92.0 | 0.30-0.41 |" in render_markdown(RESULTS, intervals)
     assert "ECE floor" in render_results({**RESULTS, "id/ece_floor": 0.012}) and "1.20" in render_results(
         {**RESULTS, "id/ece_floor": 0.012}
     )
