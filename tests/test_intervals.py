@@ -187,7 +187,7 @@ def test_over_seeds():
 
 
 def test_nominal_intervals_cover():
-    """A light version of scripts/coverage.py: 150 simulated tables; the binomial spread of the share is 1.8 points."""
+    """A light version of scripts/interval_coverage.py: 150 simulated tables; the binomial spread of the share is 1.8 points."""
     rng = np.random.default_rng(0)
     truth_rows, rows, covered = 100_000, 300, {"id/accuracy": 0, "id/nll": 0, "ood/x/auroc": 0}
 

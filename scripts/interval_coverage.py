@@ -1,7 +1,7 @@
 """
 Do the 95 % intervals cover the truth 95 % of the time?
 
-    python scripts/coverage.py --out docs/images/coverage.png
+    python scripts/interval_coverage.py --out docs/images/interval_coverage.png
 
 Simulates tables of a calibrated Dirichlet model in and out of distribution, computes the bootstrap interval of every
 table and counts how often it holds the true value, which comes from one very large table of the same model.
