@@ -6,7 +6,7 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from . import __version__
@@ -52,6 +52,15 @@ A table file names seeds and rows:
 
 Runs are folders OUT/ROW/seedN. A finished one is never repeated, an interrupted one is resumed, a failed one is
 reported and the rest go on. Results: table.md, table.tex, table.csv and table.json in OUT.""",
+    "report": """examples:
+  dappr report runs/quickstart
+  dappr report runs/obqa-ce runs/obqa-dappr --out comparison/ --title "OpenBookQA"
+
+Everything is computed from the runs' prediction tables; neither the model nor torch is needed. With several runs on
+the same items, differences to the first are tested pairwise.""",
+    "audit": """examples:
+  dappr audit runs/quickstart --task everyday
+  dappr audit runs/quickstart/audits/everyday-test/audit.npz      the figures again, without the model""",
     "recipes": """examples:
   dappr recipes
   dappr train obqa_mistral7b/dappr        a shipped recipe by its name""",
@@ -61,7 +70,7 @@ reported and the rest go on. Results: table.md, table.tex, table.csv and table.j
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="dappr",
-        description="Fine-tune uncertainty-aware adapters: train, predict, evaluate, compare.",
+        description="Fine-tune uncertainty-aware adapters: train, predict, evaluate, compare, report.",
         epilog="examples:\n  dappr train recipes/quickstart.yaml\n  dappr evaluate runs/quickstart --id everyday "
         "--ood everyday_arithmetic\n\n`dappr VERB --help` shows more.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -96,6 +105,14 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_argument("--options", nargs="+", help="own data: the same options for every row (text classification)")
     _common(predict)
 
+    _figure_verbs(verb)
+    _combine_arguments(verb("combine", "Make an ensemble of finished runs or of saved tables; needs no model."))
+    _sweep_arguments(verb("sweep", "Train methods x seeds on one task and make one table of their results."))
+    verb("recipes", "List the recipes that ship with the package.")
+    return parser
+
+
+def _figure_verbs(verb: Callable[[str, str], argparse.ArgumentParser]) -> None:
     evaluate = verb("evaluate", "Accuracy, NLL, ECE, and OOD AUROC, from a checkpoint or from saved tables.")
     evaluate.add_argument(
         "checkpoint", nargs="*", help="folder of a run, or Hub id; several make an ensemble; none needed with tables"
@@ -103,13 +120,39 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--id", required=True, help="in-distribution task, file, or prediction table (.npz)")
     evaluate.add_argument("--ood", nargs="*", default=[], help="out-of-distribution tasks, files or tables")
     evaluate.add_argument("--split", default="test", help="split of every task (default: test)")
-    evaluate.add_argument("--out", help="folder for results and pictures (default: the checkpoint's)")
+    evaluate.add_argument(
+        "--out",
+        help="folder for results, tables and pictures (default: evaluations/TASKS below the checkpoint, or here "
+        "without one; a run's own results.json is replaced only if you name its folder)",
+    )
+    _figures(evaluate)
     _common(evaluate)
 
-    _combine_arguments(verb("combine", "Make an ensemble of finished runs or of saved tables; needs no model."))
-    _sweep_arguments(verb("sweep", "Train methods x seeds on one task and make one table of their results."))
-    verb("recipes", "List the recipes that ship with the package.")
-    return parser
+    report = verb("report", "One self-contained HTML page, and Markdown, CSV and LaTeX tables, from saved tables.")
+    report.add_argument("runs", nargs="+", metavar="RUN", help="folders that `dappr train` or `dappr evaluate` wrote")
+    report.add_argument("--out", help="folder for the report (default: RUN/report; with several runs: report)")
+    report.add_argument("--id", help="in-distribution task, if a run has no results.json that says it")
+    report.add_argument("--title", default="", help="heading of the page")
+    _figures(report)
+
+    audit = verb("audit", "Ask every question with its options rotated: does the answer follow words or letters?")
+    audit.add_argument("checkpoint", help="folder of a run, Hub id, or a table (.npz) that an earlier audit wrote")
+    audit.add_argument("--task", help="task name, .jsonl/.csv/.parquet file, or Hub dataset id")
+    audit.add_argument("--split", default="test", help="split of the task (default: test)")
+    audit.add_argument("--out", help="folder for figures and table (default: audits/TASK-SPLIT below the checkpoint)")
+    audit.add_argument("--resamples", type=int, default=1000, help="bootstrap resamples (default: 1000)")
+    _common(audit)
+
+
+def _figures(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--score",
+        default="epistemic",
+        choices=("epistemic", "aleatoric", "entropy", "max_prob", "mutual_information", "evidence"),
+        help="what ranks items for OOD detection (default: epistemic)",
+    )
+    parser.add_argument("--resamples", type=int, default=1000, help="bootstrap resamples (default: 1000; 0: none)")
+    parser.add_argument("--allow-nan", action="store_true", help="accept rows with NaN or Inf, as most uncertain")
 
 
 def _combine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -149,7 +192,9 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _predict(args: argparse.Namespace) -> int:
-    from .commands import is_main_process, load_predictor, predict, say
+    from pathlib import Path
+
+    from .commands import load_predictor, predict, say
 
     if not args.out.endswith((".npz", ".parquet")):
         raise UserError(f"--out {args.out}: the name must end in .npz or .parquet")
@@ -159,9 +204,7 @@ def _predict(args: argparse.Namespace) -> int:
         own["choices"] = own["choices"][0]
     task = {"path": args.task, **own} if own else args.task
     trainer = load_predictor(args.checkpoint, args.base, args.batch_size)
-    table = predict(trainer, task, args.split, args.data_root, args.limit)
-    if is_main_process():
-        table.save(args.out) if args.out.endswith(".npz") else table.to_parquet(args.out)
+    table = predict(trainer, task, args.split, args.data_root, args.limit, Path(args.out))
     say(f"{len(table)} predictions written to {args.out}")
     return 0
 
@@ -179,12 +222,39 @@ def _evaluate(args: argparse.Namespace) -> int:
         args.data_root,
         args.batch_size,
         args.limit,
+        args.score,
+        args.resamples,
+        args.allow_nan,
+    )
+    return 0
+
+
+def _report(args: argparse.Namespace) -> int:
+    from .reporting import write_report
+
+    write_report(args.runs, args.out, args.id, args.title, args.score, args.resamples, args.allow_nan)
+    return 0
+
+
+def _audit(args: argparse.Namespace) -> int:
+    from .audit import audit
+
+    audit(
+        args.checkpoint,
+        args.task,
+        args.split,
+        args.out,
+        args.base,
+        args.data_root,
+        args.batch_size,
+        args.limit,
+        args.resamples,
     )
     return 0
 
 
 def _combine(args: argparse.Namespace) -> int:
-    from .commands import combine_runs, combine_tables
+    from .combining import combine_runs, combine_tables
 
     if all(name.endswith(".npz") for name in args.members):
         combine_tables(args.members, args.out)
@@ -237,6 +307,8 @@ def main(argv: list[str] | None = None) -> int:
         "evaluate": _evaluate,
         "combine": _combine,
         "sweep": _sweep,
+        "report": _report,
+        "audit": _audit,
         "recipes": _recipes,
     }
     try:

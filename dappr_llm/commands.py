@@ -13,8 +13,11 @@ from . import checkpoint, report
 from .errors import UserError
 from .evaluators import evaluate_tables
 from .files import LOCK, folder_lock, write_text
-from .predictions import PredictionTable, combine
+from .intervals import RESAMPLES, bootstrap
+from .predictions import PredictionTable
+from .questions import save_questions
 from .recipe import Recipe, load_recipe
+from .results import load_results_file, save_results
 
 # Settings that say where and how far, not what: a run may be resumed with other values.
 _NOT_IDENTITY = {
@@ -148,18 +151,49 @@ def predict_tables(trainer: Any, folder: Path, id_rows: Any, ood_rows: list[Any]
         )
         tables[task.name] = table
         if is_main_process():
-            table.save(folder / checkpoint.TABLES / f"{task.name}-{split}.npz")
+            save_table(table, rows, folder / checkpoint.TABLES / f"{task.name}-{split}.npz")
     return tables
 
 
+def save_table(table: PredictionTable, rows: Any, path: Path) -> None:
+    """Write a table (`.npz` or `.parquet`), and beside it the words of its items, which reports show."""
+    table.to_parquet(path) if path.suffix == ".parquet" else table.save(path)
+    save_questions(rows, path)
+
+
 def finish(
-    folder: Path, tables: dict[str, PredictionTable], title: str, seed: int | None = None, quiet: bool = False
+    folder: Path,
+    tables: dict[str, PredictionTable],
+    title: str,
+    seed: int | None = None,
+    resamples: int = RESAMPLES,
+    score: str = "epistemic",
+    paths: dict[str, str] | None = None,
+    quiet: bool = False,
 ) -> dict[str, Any]:
-    """Results, pictures and the printed table, from prediction tables alone; the first table is the ID one."""
+    """
+    Results, pictures and the printed table, from prediction tables alone; the first table is the ID one.
+
+    Args:
+        folder (`Path`): Where to write.
+        tables (`dict[str, PredictionTable]`): By task.
+        title (`str`): A line above the printed table.
+        seed (`int`, *optional*): The run's, for the record.
+        resamples (`int`, *optional*, defaults to 1000): Of the intervals; 0 for none.
+        score (`str`, *optional*, defaults to `"epistemic"`): What ranks the items.
+        paths (`dict[str, str]`, *optional*): Where each table is kept, if not among the folder's own predictions.
+        quiet (`bool`, *optional*, defaults to `False`): Write, but print nothing.
+    """
     (id_name, id_table), *ood = tables.items()
-    results = evaluate_tables(id_table, dict(ood))
+    results = evaluate_tables(id_table, dict(ood), score)
     if not is_main_process():
         return results
+    for name, table in tables.items():
+        if table.nan_rows.any():
+            named = ", ".join(table.ids[table.nan_rows][:3])
+            say(f"{name}: {table.nan_rows.sum()} rows hold NaN or Inf (first: {named}) and rank as most uncertain")
+    intervals = bootstrap(id_table, dict(ood), resamples, score=score) if resamples else {}
+    own = {name: f"{checkpoint.TABLES}/{name}-{table.meta.get('split')}.npz" for name, table in tables.items()}
     meta = {
         "id": id_name,
         "ood": [name for name, _ in ood],
@@ -167,10 +201,13 @@ def finish(
         "method": id_table.meta.get("method"),
         "options": id_table.meta.get("options"),
         "seed": seed,
+        "score": score,
+        "tables": {**own, **(paths or {})},
+        "intervals": {"kind": "bootstrap", "level": 0.95, "resamples": resamples, "seed": 0} if resamples else None,
         "command": " ".join(["dappr", *sys.argv[1:]]),
         "versions": checkpoint.versions(),
     }
-    report.save_results(results, meta, folder / checkpoint.RESULTS)
+    save_results(results, meta, folder / checkpoint.RESULTS, intervals)
     pictures = [folder / "reliability.png", folder / "alpha0.png"]
     try:
         report.plot_reliability(id_table, pictures[0])
@@ -180,7 +217,7 @@ def finish(
         pictures = []
     if quiet:
         return results
-    say("\n" + report.render_results(results, title))
+    say("\n" + report.render_results(results, title, intervals))
     say(
         f"\nAdapter, tables and results: {folder}"
         + (f"\nPictures: {', '.join(map(str, pictures))}" if pictures else "")
@@ -190,8 +227,8 @@ def finish(
 
 def show_results(folder: Path) -> None:
     """Print the figures of a finished run."""
-    results, _ = report.load_results(folder / checkpoint.RESULTS)
-    say(report.render_results(results, folder.name))
+    content = load_results_file(folder / checkpoint.RESULTS)
+    say(report.render_results(content.results, folder.name, content.intervals))
 
 
 def load_predictor(names: str | list[str], base: str | None, batch_size: int, **kwargs: Any) -> Any:
@@ -209,19 +246,29 @@ def load_predictor(names: str | list[str], base: str | None, batch_size: int, **
     return ensemble.predictor(trainer) if ensemble else trainer
 
 
-def predict(trainer: Any, task: Any, split: str, root: str | None, limit: int | None = None) -> PredictionTable:
-    """Predictions of a loaded checkpoint on one split of a task; rows without answers are welcome."""
+def predict(
+    trainer: Any, task: Any, split: str, root: str | None, limit: int | None = None, out: Path | None = None
+) -> PredictionTable:
+    """
+    Predictions of a loaded checkpoint on one split of a task; rows without answers are welcome.
+
+    With `out`, a folder or a file (`.npz`, `.parquet`), the table is saved there, and beside it the questions' words.
+    """
     from .text.tasks import get_task, load_task
 
     task = get_task(task)
     rows = load_task(task, split, root, limit, labelled=False)
     say(f"Predicting {task.name} ({split}, {len(rows)} rows)")
     name = Path(trainer.args.output_dir).name
-    return trainer.predict_table(rows, task.name, split, checkpoint=name, task_num_choices=task.num_choices)
+    table = trainer.predict_table(rows, task.name, split, checkpoint=name, task_num_choices=task.num_choices)
+    if out and is_main_process():
+        is_file = out.suffix in (".npz", ".parquet")
+        save_table(table, rows, out if is_file else out / checkpoint.TABLES / f"{task.name}-{split}.npz")
+    return table
 
 
 def evaluate(
-    names: list[str],
+    checkpoints: list[str],
     id_task: str,
     ood_tasks: list[str],
     split: str,
@@ -230,91 +277,53 @@ def evaluate(
     root: str | None = None,
     batch_size: int = 16,
     limit: int | None = None,
+    score: str = "epistemic",
+    resamples: int = RESAMPLES,
+    allow_nan: bool = False,
 ) -> dict[str, Any]:
     """
     Figures in and out of distribution, from a checkpoint or from saved tables alone.
 
     Args:
-        names (`list[str]`):
+        checkpoints (`list[str]`):
             The checkpoint, or several as an ensemble; none is needed when all tasks are `.npz` tables.
         id_task, ood_tasks (`str`, `list[str]`):
             Tasks, files of rows, or prediction tables (`.npz`).
+        out (`str`, *optional*):
+            Where to write. By default a folder below `evaluations/` of the checkpoint, named after tasks and split,
+            so that the run's own results are never replaced by others.
+        score, resamples, allow_nan:
+            See [`evaluate_tables`], [`bootstrap`] and [`PredictionTable`].
     """
-    missing = [task for task in (id_task, *ood_tasks) if not task.endswith(".npz")]
-    if missing and not names:
+    tasks = (id_task, *ood_tasks)
+    missing = [task for task in tasks if not task.endswith(".npz")]
+    if missing and not checkpoints:
         raise UserError(f"{missing[0]!r} is not a prediction table (.npz): give a checkpoint to predict it with")
-    if len(names) > 1 and out is None:
+    if len(checkpoints) > 1 and out is None:
         raise UserError("An ensemble of checkpoints has no folder of its own: say where its results go with --out")
-    name = " + ".join(names)
-    folder = Path(out or (name if name and Path(name).is_dir() else "."))
-    trainer = load_predictor(names, base, batch_size) if missing else None
-    tables: dict[str, PredictionTable] = {}
-    for task in (id_task, *ood_tasks):
-        if task.endswith(".npz"):
-            table = PredictionTable.load(task)
-        else:
-            table = predict(trainer, task, split, root, limit)
-            if is_main_process():
-                table.save(folder / checkpoint.TABLES / f"{table.meta['task']}-{split}.npz")
-        key = table.meta.get("task") or Path(task).stem
-        if key in tables:
-            raise UserError(f"{task!r} is given twice: tables are told apart by their task, {key!r}")
-        tables[key] = table
-    return finish(folder, tables, name or "tables", next(iter(tables.values())).meta.get("seed"))
+    name = " + ".join(checkpoints)
+    tables = {task: PredictionTable.load(task, allow_nan) for task in tasks if task.endswith(".npz")}
+    names = {task: _table_name(task, tables.get(task)) for task in tasks}
+    if len(set(names.values())) < len(tasks):
+        again = next(task for i, task in enumerate(tasks) if names[task] in [names[other] for other in tasks[:i]])
+        raise UserError(f"{again!r} is given twice: tables are told apart by their task, {names[again]!r}")
+    folder = Path(out) if out else _evaluation_folder(name, list(names.values()), split, limit)
+    trainer = load_predictor(checkpoints, base, batch_size) if missing else None
+    paths = {names[task]: os.path.relpath(task, folder) for task in tables}
+    found = {names[t]: tables[t] if t in tables else predict(trainer, t, split, root, limit, folder) for t in tasks}
+    seed = found[names[id_task]].meta.get("seed")
+    return finish(folder, found, name or "tables", seed, resamples, score, paths)
 
 
-def combine_tables(paths: list[str], out: str) -> PredictionTable:
-    """
-    The ensemble of saved prediction tables.
+def _table_name(task: str, table: PredictionTable | None) -> str:
+    if table is not None:
+        return table.meta.get("task") or Path(task).stem
+    from .text.tasks import get_task
 
-    Args:
-        paths (`list[str]`): Tables (`.npz`) of the same items.
-        out (`str`): Where to write theirs.
-    """
-    if not out.endswith(".npz"):
-        raise UserError(f"--out {out}: the ensemble of tables is a table, so the name must end in .npz")
-    try:
-        table = combine([PredictionTable.load(path) for path in paths])
-    except UserError as error:
-        raise UserError(f"Cannot combine {', '.join(paths)}: {error}") from None
-    table.save(out)
-    say(f"{len(table)} predictions of {len(paths)} members written to {out}")
-    return table
+    return get_task(task).name
 
 
-def combine_runs(runs: list[str], out: str, quiet: bool = False) -> dict[str, Any]:
-    """
-    The ensemble of finished runs, from their tables alone: every table, results and pictures into a new folder.
-
-    Args:
-        runs (`list[str]`): Folders of runs of the same task.
-        out (`str`): The ensemble's folder.
-        quiet (`bool`, *optional*, defaults to `False`): Write, but print nothing.
-    """
-    order = run_tables(Path(runs[0]))
-    folder = Path(out)
-    if (folder / checkpoint.RECIPE).exists() or out in runs:
-        raise UserError(f"{out} holds a run; choose another --out for the ensemble")
-    tables = {}
-    for task, path in order.items():
-        members = [str(Path(run) / checkpoint.TABLES / path.name) for run in runs]
-        try:
-            tables[task] = combine([PredictionTable.load(member) for member in members])
-        except UserError as error:
-            raise UserError(f"Cannot combine {', '.join(members)}: {error}") from None
-        tables[task].save(folder / checkpoint.TABLES / path.name)
-    return finish(folder, tables, folder.name, quiet=quiet)
-
-
-def run_tables(run: Path) -> dict[str, Path]:
-    """The prediction tables behind a finished run's results by task, the ID one first."""
-    if not (run / checkpoint.RESULTS).is_file():
-        raise UserError(f"{run} is not a finished run: it holds no {checkpoint.RESULTS}")
-    _, meta = report.load_results(run / checkpoint.RESULTS)
-    found = {}
-    for task in (meta.get("id"), *(meta.get("ood") or ())):
-        paths = sorted((run / checkpoint.TABLES).glob(f"{task}-*.npz"))
-        if not paths:
-            raise UserError(f"{run}: its results name the task {task!r}, but {checkpoint.TABLES}/ has no table of it")
-        found[str(task)] = paths[0]
-    return found
+def _evaluation_folder(name: str | None, tasks: list[str], split: str, limit: int | None) -> Path:
+    parent = Path(name) if name and Path(name).is_dir() else Path(".")
+    label = f"{tasks[0]}-{split}" + "".join(f"+{task}" for task in tasks[1:])
+    return parent / "evaluations" / (label[:100] + (f"-first{limit}" if limit else ""))

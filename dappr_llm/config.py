@@ -10,7 +10,10 @@ from transformers import TrainingArguments
 
 from .errors import UserError
 
-_LOWER_IS_BETTER = ("loss", "nll", "ece", "brier")
+_LOWER_IS_BETTER = (
+    *("loss", "nll", "brier", "ece", "ece_equal_mass", "ece_classwise", "mce"),
+    *("aurc", "excess_aurc", "risk_at_coverage_80"),
+)
 
 
 @dataclass

@@ -171,11 +171,12 @@ def _resample(
     step = max(1, _CHUNK // max(1, sum(sizes)))
     for start in range(0, resamples, step):
         count = min(step, resamples - start)
-        weights = [_draw(stream, size, count) for stream, size in zip(streams, sizes, strict=True)]
+        weights = [draw_weights(stream, size, count) for stream, size in zip(streams, sizes, strict=True)]
         yield weights[0], dict(zip(ood, weights[1:], strict=True))
 
 
-def _draw(stream: np.random.Generator, size: int, count: int) -> np.ndarray:
+def draw_weights(stream: np.random.Generator, size: int, count: int) -> np.ndarray:
+    """How often each of `size` items is drawn in each of `count` resamples, `[count, size]`."""
     if not size:
         return np.zeros((count, 0))
     rows = stream.integers(size, size=(count, size)) + size * np.arange(count)[:, None]

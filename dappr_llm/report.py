@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +10,11 @@ import numpy as np
 from . import metrics
 from .errors import UserError
 from .evaluators import num_letters
-from .files import PathLike, atomic_write, write_text
+from .files import PathLike, atomic_write
 from .predictions import PredictionTable
+from .results import Intervals, load_results, save_results
+
+__all__ = ["load_results", "plot_alpha0", "plot_reliability", "render_markdown", "render_results", "save_results"]
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,16 +52,17 @@ _LEGEND = (
 )
 
 
-def render_results(results: dict[str, Any], title: str = "") -> str:
+def render_results(results: dict[str, Any], title: str = "", intervals: Intervals | None = None) -> str:
     """
     Results as a plain-text table for the terminal.
 
     Args:
         results (`dict`): What [`evaluate_tables`] returned or [`load_results`] read.
         title (`str`, *optional*, defaults to `""`): A line above the table.
+        intervals (`dict`, *optional*): What [`bootstrap`] returned; shown below each row.
     """
     blocks = [title] if title else []
-    for header, rows in _tables(results):
+    for header, rows in _tables(results, intervals or {}):
         lines = [[" ".join(name.split()) for name in header[0]], header[1], *rows]
         widths = [max(len(line[column]) for line in lines) for column in range(len(header[1]))]
         texts = ["  ".join(_pad(line, widths)).rstrip() for line in lines]
@@ -68,54 +71,22 @@ def render_results(results: dict[str, Any], title: str = "") -> str:
     options = _options(results)
     if options:
         blocks.append("items by number of options: " + "; ".join(f"{name} {text}" for name, text in options.items()))
-    return "\n\n".join([*blocks, _LEGEND]) + "\n"
+    floor = results.get("id/ece_floor")
+    if floor is not None and not math.isnan(floor):
+        blocks.append(f"ECE floor in distribution (what chance alone would show at this size): {100 * floor:.2f}")
+    legend = f"{_LEGEND}\n95 %: bootstrap interval over test items" if intervals else _LEGEND
+    return "\n\n".join([*blocks, legend]) + "\n"
 
 
-def render_markdown(results: dict[str, Any]) -> str:
-    """Results as Markdown tables, for model cards; the argument is that of [`render_results`]."""
+def render_markdown(results: dict[str, Any], intervals: Intervals | None = None) -> str:
+    """Results as Markdown tables, for model cards; the arguments are those of [`render_results`]."""
     blocks = []
-    for header, rows in _tables(results):
+    for header, rows in _tables(results, intervals):
         names = [" ".join(filter(None, pair)) for pair in zip(*header, strict=True)]
         rule = ["---", *["---:"] * (len(names) - 1)]
         lines = [[cell.replace("|", "\\|") for cell in line] for line in (names, rule, *rows)]
         blocks.append("\n".join("| " + " | ".join(line) + " |" for line in lines))
     return "\n\n".join([*blocks, _LEGEND]) + "\n"
-
-
-def save_results(results: dict[str, Any], meta: dict[str, Any], path: PathLike) -> None:
-    """
-    Writes results to a JSON file, all or nothing.
-
-    Args:
-        results (`dict`): What [`evaluate_tables`] returned. NaN and Inf, which JSON lacks, become `null`.
-        meta (`dict`): JSON-able facts about the run.
-        path (`str` or `os.PathLike`): The file to write.
-    """
-    text = json.dumps({"meta": _to_json(meta), "results": _to_json(results)}, indent=2, allow_nan=False)
-    write_text(path, text + "\n")
-
-
-def load_results(path: PathLike) -> tuple[dict[str, Any], dict[str, Any]]:
-    """
-    Reads a file that [`save_results`] wrote.
-
-    Args:
-        path (`str` or `os.PathLike`): The JSON file.
-
-    Returns:
-        `tuple`: `(results, meta)`, where `null` among the results is NaN again.
-    """
-    try:
-        with open(path, encoding="utf-8") as handle:
-            content = json.load(handle)
-    except OSError as error:
-        raise UserError(f"Cannot read {path}: {error.strerror}.") from error
-    except ValueError as error:
-        raise UserError(f"{path} is not a JSON file: {error}.") from error
-    results, meta = (content.get("results"), content.get("meta")) if isinstance(content, dict) else (None, None)
-    if not isinstance(results, dict) or not isinstance(meta, dict):
-        raise UserError(f"{path} is not a results file: it must hold the objects 'results' and 'meta'.")
-    return {name: math.nan if value is None else value for name, value in results.items()}, meta
 
 
 def plot_reliability(table: PredictionTable, path: PathLike) -> None:
@@ -263,7 +234,9 @@ def _save(figure: Figure, path: PathLike) -> None:
         figure.savefig(handle, format="png", dpi=200, bbox_inches="tight")
 
 
-def _tables(results: dict[str, Any]) -> list[tuple[tuple[list[str], list[str]], list[list[str]]]]:
+def _tables(
+    results: dict[str, Any], intervals: Intervals | None = None
+) -> list[tuple[tuple[list[str], list[str]], list[list[str]]]]:
     """Header lines and rows of cells: one table for ID, one for OOD, as far as there are results."""
     rows: dict[str, dict[str, Any]] = {}
     for key, value in results.items():
@@ -278,7 +251,13 @@ def _tables(results: dict[str, Any]) -> list[tuple[tuple[list[str], list[str]], 
     ):
         if names:
             header = (["", *(lines[0] for lines, _, _ in columns)], [heading, *(lines[1] for lines, _, _ in columns)])
-            cells = [[name or "ID", *(_cell(rows[name].get(key), kind) for _, key, kind in columns)] for name in names]
+            cells = []
+            for name in names:
+                cells.append([name or "ID", *(_cell(rows[name].get(key), kind) for _, key, kind in columns)])
+                if intervals:
+                    place = f"ood/{name}" if name else "id"
+                    pairs = [(intervals.get(f"{place}/{key}"), kind) for _, key, kind in columns]
+                    cells.append(["  95 %", *(_interval(pair, kind) for pair, kind in pairs)])
             found.append((header, cells))
     return found
 
@@ -298,15 +277,11 @@ def _cell(value: float | None, kind: str) -> str:
     return {"percent": f"{100 * value:.2f}", "plain": f"{value:.3f}", "count": f"{value:.0f}"}[kind]
 
 
+def _interval(pair: tuple[float, float] | None, kind: str) -> str:
+    if pair is None or any(map(math.isnan, pair)):
+        return ""
+    return "-".join(f"{100 * end:.1f}" if kind == "percent" else f"{end:.2f}" for end in pair)
+
+
 def _pad(cells: list[str], widths: list[int]) -> list[str]:
     return [cells[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))]
-
-
-def _to_json(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(name): _to_json(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_json(item) for item in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value

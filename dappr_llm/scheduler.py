@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from . import checkpoint, report
+from . import checkpoint
 from .errors import UserError
 from .files import folder_lock
+from .results import load_results
 
 _POLL = 0.2  # seconds
 _LOCK_WAIT = 120  # a run whose starter was killed may need a while to save and let go
@@ -164,7 +165,7 @@ def _settle(run: _Running, done: set[str], failed: dict[str, str], stopping: boo
     code = run.process.returncode
     if code == 0 and (run.job.folder / checkpoint.RESULTS).is_file():
         done.add(str(run.job.folder))
-        results, _ = report.load_results(run.job.folder / checkpoint.RESULTS)
+        results, _ = load_results(run.job.folder / checkpoint.RESULTS)
         accuracy = results.get("id/accuracy", float("nan"))
         ahead = f", about {_duration(left)} to go" if left else ""
         print(f"{run.job.name}: done in {_duration(took)}, accuracy {100 * accuracy:.1f}{ahead}", flush=True)

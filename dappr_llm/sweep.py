@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from . import checkpoint
-from .commands import claim_folder, combine_runs, run_tables
+from .combining import combine_runs, run_tables
+from .commands import claim_folder
 from .comparison import Row, compare, save_comparison
 from .errors import UserError, nearest
 from .predictions import PredictionTable

@@ -54,6 +54,8 @@ class Ranking:
 @np.errstate(invalid="ignore", divide="ignore")
 def detection(positives: np.ndarray, negatives: np.ndarray, names: tuple[str, ...]) -> Values:
     """The chosen ones of `auroc`, `aupr`, `aupr_ood` and `fpr95`, from the cumulative sums of a [`Ranking`]."""
+    if not positives.shape[1]:  # no rows at all
+        return {name: np.full(len(positives), np.nan) for name in names}
     all_positives, all_negatives = positives[:, -1], negatives[:, -1]
     new_positives, new_negatives = _steps(positives), _steps(negatives)
     defined = (all_positives > 0) & (all_negatives > 0)

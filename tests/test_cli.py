@@ -29,6 +29,8 @@ def test_train_predict_evaluate(recipe, tmp_path, capsys):
     }  # fmt: skip
     assert wanted <= {path.name for path in run.iterdir()}
     trained = json.loads((run / "results.json").read_text())
+    assert trained["schema_version"] == 1 and len(trained["intervals"]["id/nll"]) == 2
+    assert trained["meta"]["tables"] == {"mine": "predictions/mine-test.npz", "other": "predictions/other-test.npz"}
     assert trained["results"]["id/n"] == 11 and trained["results"]["ood/other/n"] == 10
     assert trained["results"]["ood/other/options/5"] == 10
     assert trained["meta"]["versions"]["torch"] and trained["meta"]["command"].startswith("dappr")
@@ -52,10 +54,32 @@ def test_train_predict_evaluate(recipe, tmp_path, capsys):
         f"assert main(['evaluate', '--id', {tables[0]!r}, '--ood', {tables[1]!r}, '--out', {str(tmp_path / 'e2')!r}]) == 0;"
         "assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env=environment)
     for folder in ("e1", "e2"):
         results = json.loads((tmp_path / folder / "results.json").read_text())["results"]
         assert results == pytest.approx(trained["results"], abs=1e-4)
+
+    # Without --out the run's own results and tables stay as they are, whatever is evaluated.
+    own = {path: path.read_bytes() for path in (run / "results.json", *(run / "predictions").iterdir())}
+    assert main([*command[:-2], "--limit", "5", "--resamples", "20"]) == 0
+    assert {path: path.read_bytes() for path in own} == own
+    elsewhere = run / "evaluations" / "test-test+other-first5"
+    assert json.loads((elsewhere / "results.json").read_text())["results"]["id/n"] == 5
+    assert len((elsewhere / "predictions" / "test-test.items.jsonl").read_text().splitlines()) == 5
+
+    # A report from what training wrote, with the words of the questions.
+    assert main(["report", str(run), "--resamples", "20"]) == 0
+    assert "Which one is a" in (run / "report" / "report.html").read_text()
+
+    # Every rotation of every question, and the same figures from the audit's table alone.
+    assert main(["audit", str(run), "--task", str(tmp_path / "test.jsonl"), "--resamples", "20"]) == 0
+    audited = json.loads((run / "audits" / "test-test" / "audit.json").read_text())
+    assert audited["results"]["n"] == 11 and audited["results"]["options/4"] == 11
+    assert audited["results"]["accuracy_original"] == pytest.approx(trained["results"]["id/accuracy"])
+    table = str(run / "audits" / "test-test" / "audit.npz")
+    assert main(["audit", table, "--out", str(tmp_path / "again"), "--resamples", "20"]) == 0
+    assert json.loads((tmp_path / "again" / "audit.json").read_text())["results"] == audited["results"]
 
     # Rows without answers, into Parquet.
     rows = make_rows(6, 90)
@@ -203,6 +227,8 @@ def test_mistakes_in_prediction_and_evaluation(tmp_path, capsys, monkeypatch):
         (["evaluate", "--id", "obqa"], "'obqa' is not a prediction table"),
         (["evaluate", "--id", "t.npz"], "t.npz"),
         (["evaluate", "--id", "missing.npz"], "missing.npz"),
+        (["audit", "folder"], "An audit needs --task"),
+        (["audit", "missing.npz"], "missing.npz"),
         (["train", "nothing.yaml"], "nothing.yaml: no such recipe"),
     ]
     for command, words in cases:
@@ -210,6 +236,32 @@ def test_mistakes_in_prediction_and_evaluation(tmp_path, capsys, monkeypatch):
         error = capsys.readouterr().err
         assert words in error and error.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "t.npz"]
+
+
+def test_score_choices_are_the_evaluators():
+    from dappr_llm.cli import _parser
+    from dappr_llm.evaluators import SCORES
+
+    for score in SCORES:
+        assert _parser().parse_args(["evaluate", "--id", "x.npz", "--score", score]).score == score
+    with pytest.raises(SystemExit):
+        _parser().parse_args(["evaluate", "--id", "x.npz", "--score", "entrpy"])
+
+
+def test_evaluate_names_broken_rows_and_refuses_them_unless_allowed(tmp_path, capsys):
+    probs = np.array([[0.9, 0.1], [np.nan, np.nan], [0.3, 0.7]])
+    meta = {"task": "toy", "split": "test", "num_choices": 2, "task_num_choices": 2}
+    PredictionTable.from_arrays(list("abc"), [0, 0, 1], probs, meta=meta, allow_nan=True).save(tmp_path / "t.npz")
+    command = ["evaluate", "--id", str(tmp_path / "t.npz"), "--out", str(tmp_path / "out"), "--resamples", "20"]
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert "t.npz" in error and "1 of 3 rows hold NaN or Inf (first: b)" in error
+    assert not (tmp_path / "out").exists()
+    assert main([*command, "--allow-nan"]) == 0
+    assert "toy: 1 rows hold NaN or Inf (first: b) and rank as most uncertain" in capsys.readouterr().out
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["results"]["id/n_nan"] == 1 and results["results"]["id/nll"] is None
+    assert results["intervals"]["id/nll"] == [None, None]
 
 
 def test_a_damaged_checkpoint_is_refused(recipe, tmp_path, capsys):
@@ -233,7 +285,7 @@ def test_a_damaged_checkpoint_is_refused(recipe, tmp_path, capsys):
     assert not (tmp_path / "x.npz").exists()
 
 
-@pytest.mark.parametrize("verb", ["train", "predict", "evaluate", "recipes"])
+@pytest.mark.parametrize("verb", ["train", "predict", "evaluate", "report", "audit", "recipes"])
 def test_help_of_every_verb_shows_an_example(verb, capsys):
     with pytest.raises(SystemExit) as stop:
         main([verb, "--help"])

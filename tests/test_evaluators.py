@@ -185,3 +185,12 @@ def test_bad_input_is_a_user_error():
     narrow = PredictionTable.from_arrays(["a"], probs=np.full((1, 4), 0.25), meta=meta(5))
     with pytest.raises(UserError, match="from 2 to 4, not 5"):
         evaluate_ood(id_table(), narrow, slots="task")
+
+
+def test_the_trainer_knows_which_metrics_should_fall():
+    """A metric that is new here must say so in `DAPPrConfig` too, or the worst checkpoint would be kept as the best."""
+    from dappr_llm.config import _LOWER_IS_BETTER
+
+    rises = {"accuracy", "conf_aupr", "conf_auroc", "coverage_at_risk_5"}
+    neutral = {"ece_floor", "n", "n_unlabelled"}
+    assert set(evaluate_id(id_table())) - rises - neutral == set(_LOWER_IS_BETTER) - {"loss"}

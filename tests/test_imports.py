@@ -18,8 +18,12 @@ WITHOUT_TORCH = [
     "evaluators",
     "weighted",
     "intervals",
+    "results",
+    "questions",
     "report",
+    "audit",
     "commands",
+    "combining",
     "cli",
 ]
 
@@ -91,6 +95,16 @@ def test_nothing_outside_methods_branches_on_a_methods_name():
             parts += [node.value] if isinstance(node, ast.MatchValue) else []
             texts = [leaf.value for part in parts for leaf in ast.walk(part) if isinstance(leaf, ast.Constant)]
             assert not set(METHODS) & {text for text in texts if isinstance(text, str)}, f"{path}, line {node.lineno}"
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "reporting").glob("*.py")), ids=lambda p: p.stem)
+def test_the_report_reads_tables_only(path):
+    found = imports(path)
+    assert not {module.split(".")[0] for module in found} & HEAVY
+    assert ours(found) <= {
+        "__version__", "checkpoint", "errors", "evaluators", "files", "intervals", "metrics", "predictions", "questions",
+        "reporting", "results",
+    }  # fmt: skip
 
 
 def test_files_and_functions_stay_small():

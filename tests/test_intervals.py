@@ -107,6 +107,9 @@ def test_undefined_metrics_have_no_interval():
     assert np.isnan(found["id/conf_auroc"]).all() and np.isnan(found["id/conf_aupr"]).all()
     assert found["id/accuracy"] == (1, 1) and found["id/aurc"] == (0, 0)
     assert bootstrap(PredictionTable.from_arrays(["a"], probs=np.eye(2)[:1]), {}, resamples=5) == {}
+    empty = make_table(3).select([])
+    assert all(np.isnan(pair).all() for pair in bootstrap(empty, {"x": empty}, resamples=5).values())
+    assert np.isnan(bootstrap(make_table(3), {"x": empty}, resamples=5)["ood/x/auroc"]).all()
     one = bootstrap(PredictionTable.from_arrays(["a"], [0], np.array([[0.25, 0.75]])), {}, resamples=5)
     assert one["id/accuracy"] == (0, 0) and one["id/ece"] == (0.75, 0.75)
 
@@ -184,7 +187,7 @@ def test_over_seeds():
 
 
 def test_nominal_intervals_cover():
-    """A light version of scripts/coverage.py: 150 simulated tables; the binomial spread of the share is 1.8 points."""
+    """A light version of scripts/interval_coverage.py: 150 simulated tables; the binomial spread of the share is 1.8 points."""
     rng = np.random.default_rng(0)
     truth_rows, rows, covered = 100_000, 300, {"id/accuracy": 0, "id/nll": 0, "ood/x/auroc": 0}
 

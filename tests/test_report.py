@@ -18,6 +18,7 @@ from dappr_llm.report import (
     render_results,
     save_results,
 )
+from dappr_llm.results import load_results_file
 
 RESULTS = {
     "id/accuracy": 0.8947,
@@ -114,6 +115,40 @@ def test_results_round_trip_with_nan_as_null(tmp_path):
     assert results == {**{key: value for key, value in RESULTS.items() if value == value}, "id/extra": 0.5}
     assert meta == {"seed": 3, "tasks": ["a"]}
     assert [file.name for file in path.parent.iterdir()] == ["results.json"]
+
+
+def test_results_file_holds_a_version_and_intervals(tmp_path):
+    path = tmp_path / "results.json"
+    save_results({"id/nll": 0.5}, {"seed": 1}, path, {"id/nll": (0.4, np.float64(0.6)), "id/x": (math.nan, math.nan)})
+    content = json.loads(path.read_text())
+    assert list(content) == ["schema_version", "meta", "results", "intervals"] and content["schema_version"] == 1
+    assert content["intervals"] == {"id/nll": [0.4, 0.6], "id/x": [None, None]}
+    read = load_results_file(path)
+    assert (read.results, read.meta, read.intervals["id/nll"]) == ({"id/nll": 0.5}, {"seed": 1}, (0.4, 0.6))
+    assert all(map(math.isnan, read.intervals["id/x"]))
+    # Files from before the version, and from after it.
+    path.write_text('{"meta": {}, "results": {"id/nll": null}}')
+    assert math.isnan(load_results(path)[0]["id/nll"]) and load_results_file(path).intervals == {}
+    for bad, words in (
+        ('{"schema_version": 2, "meta": {}, "results": {}}', "schema version 2, but .* up to 1"),
+        ('{"meta": {}, "results": {"id/nll": "x"}}', "'id/nll' is not a number"),
+        ('{"meta": {}, "results": {}, "intervals": {"id/nll": [1]}}', r"'id/nll' is not a pair \[low, high\]"),
+    ):
+        path.write_text(bad)
+        with pytest.raises(UserError, match=words):
+            load_results_file(path)
+
+
+def test_intervals_are_printed_below_the_numbers():
+    intervals = {"id/accuracy": (0.86, 0.92), "id/nll": (0.3, 0.41), "ood/arc_c/auroc": (0.3, math.nan)}
+    lines = render_results(RESULTS, intervals=intervals).splitlines()
+    below = lines[next(i for i, line in enumerate(lines) if line.startswith("ID")) + 1]
+    assert below.split() == ["95", "%", "86.0-92.0", "0.30-0.41"]
+    assert max(map(len, lines)) <= 120 and "bootstrap" in lines[-1]
+    assert "|   95 % | 86.0-92.0 | 0.30-0.41 |" in render_markdown(RESULTS, intervals)
+    assert "ECE floor" in render_results({**RESULTS, "id/ece_floor": 0.012}) and "1.20" in render_results(
+        {**RESULTS, "id/ece_floor": 0.012}
+    )
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"results": {}}', '{"results": [], "meta": {}}', "\udcff"])

@@ -262,7 +262,10 @@ def test_no_warning_when_learning_or_evidence_is_steady(accuracy, alpha0):
     assert not any(monitor.update(160, accuracy, 0.25, alpha0(i)) for i in range(20))
 
 
-@pytest.mark.parametrize("metric, greater", [("nll", False), ("eval_ece", False), ("accuracy", True), ("loss", False)])
+@pytest.mark.parametrize(
+    "metric, greater",
+    [("nll", False), ("eval_ece", False), ("accuracy", True), ("loss", False), ("aurc", False), ("conf_auroc", True)],
+)
 def test_best_checkpoint_knows_its_direction(tmp_path, metric, greater):
     args = config(tmp_path, metric_for_best_model=metric, eval_strategy="epoch", save_strategy="epoch")
     assert args.greater_is_better is greater
