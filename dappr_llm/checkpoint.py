@@ -8,9 +8,11 @@ own), `uncertainty_config.json` (method, options, K, letters, prompt, versions),
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import re
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ SIDECAR = "uncertainty_config.json"
 RECIPE = "recipe.yaml"
 RESULTS = "results.json"
 TABLES = "predictions"
+TRAINED_ROWS = "trained_rows.json"
 FORMAT_VERSION = 1
 _HUB_ID = r"[\w.-]+/[\w.-]+"
 _PACKAGES = ("dappr-llm", "torch", "transformers", "peft", "accelerate", "datasets")
@@ -124,6 +127,39 @@ def _download(repo: str, revision: str | None) -> str:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"{repo}: no such folder, and it could not be fetched from the Hub ({reason})") from None
+
+
+def weights_hash(folder: str | Path) -> str | None:
+    """SHA-256 of an adapter's weights, to which a decision rule is bound; `None` for a whole model, too large to hash."""
+    path = Path(folder) / "adapter_model.safetensors"
+    if not path.is_file():
+        return None
+    digest = hashlib.sha256()
+    with path.open("rb") as handle:
+        while block := handle.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def save_fingerprints(folder: str | Path, rows: Iterable[str]) -> None:
+    """Write which rows were trained on, as short hashes, so that calibration can refuse them."""
+    write_text(Path(folder) / TRAINED_ROWS, json.dumps({"sha256_64": sorted(set(rows))}) + "\n")
+
+
+def load_fingerprints(folder: str | Path) -> frozenset[str]:
+    """The hashes that `save_fingerprints` wrote; none if there is no such file."""
+    path = Path(folder) / TRAINED_ROWS
+    if not path.is_file():
+        return frozenset()
+    try:
+        return frozenset(json.loads(path.read_text(encoding="utf-8"))["sha256_64"])
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path} is damaged; fetch or train the checkpoint again") from None
+
+
+def fingerprint(input_ids: Iterable[int]) -> str:
+    """A short hash of one prompt's tokens."""
+    return hashlib.sha256(" ".join(map(str, input_ids)).encode()).hexdigest()[:16]
 
 
 def last_checkpoint(output_dir: str | Path) -> str | None:

@@ -20,7 +20,7 @@ from ..errors import UserError
 from ..methods import Method
 from ..outputs import Outputs
 from . import embedded
-from .items import LETTERS, Columns, parse_item
+from .items import LETTERS, Columns, MCQItem, parse_item
 from .prompt import Prompt, choice_token_ids, tokenize_items
 from .readout import ChoiceReadout
 
@@ -166,6 +166,28 @@ class TextBackend:
             )
         prepared = prepared.remove_columns("truncated").add_column("id", dataset["id"])
         return _with_defaults(prepared, self.num_choices)
+
+    def items(self, rows: Sequence[Mapping[str, Any]], start: int = 0, name: str = "item") -> list[MCQItem]:
+        """Raw rows, or items, as parsed items; `start` counts on in names and ids where rows come in portions."""
+        return [
+            parse_item(row, Columns(), f"{name} {number}", default_id=str(number))
+            for number, row in enumerate(rows, start)
+        ]
+
+    def encode(self, items: Sequence[MCQItem]) -> list[dict[str, Any]]:
+        """Items → rows for `collate`, each with `num_options`, `length` and whether its question had to be `truncated`."""
+        columns = {
+            "id": [item.id for item in items],
+            "question": [item.question for item in items],
+            "options": [item.options for item in items],
+            "label": [item.label for item in items],
+        }
+        encoded = tokenize_items(columns, self.tokenizer, self.prompt, self.max_length)
+        return [{key: values[i] for key, values in encoded.items()} for i in range(len(items))]
+
+    def option_names(self, item: MCQItem) -> list[str]:
+        """What the options of an item are called: their letters."""
+        return list(LETTERS[: len(item.options)])
 
     def check_options(self, prepared: Any, name: str) -> None:
         """Settle K if it is still open; refuse rows that offer more options than letters are trained."""
