@@ -1,8 +1,8 @@
 """
 The decision rule of an adapter, fitted on held-out predictions and kept beside it as `decision.json`.
 
-Three parts: a temperature that makes probabilities honest, thresholds for conformal prediction sets, and a threshold on
-an uncertainty above which the adapter abstains. A fifth of the rows (the *fit* rows) settles the temperature, which
+Three parts: a temperature that makes probabilities honest, thresholds for conformal prediction sets, and a threshold
+on an uncertainty above which the adapter abstains. A fifth of the rows (the *fit* rows) settles the temperature, which
 uncertainty to threshold, and where to start looking; the guarantees are computed on the others, which none of these
 choices has seen. Works on prediction tables: no torch, no models, no text.
 """
@@ -44,8 +44,8 @@ class Decision:
         temperature (`float`):
             Probabilities become `p^(1/T)`, normalised. Dirichlet parameters follow, `alpha0` stays as it is.
         conformal (`dict`):
-            `alpha`, the `score` used by default, and `thresholds` by score and number of options (`"all"`: any number).
-            `null` stands for a threshold that no score exceeds.
+            `alpha`, the `score` used by default, and `thresholds` by score and number of options (`"all"`: any
+            number). `null` stands for a threshold that no score exceeds.
         abstention (`dict`):
             `score`, `threshold` (`null`: abstain always), and what is known of it: `risk`, `risk_bound`, `coverage`, …
         calibration_set (`dict`):

@@ -130,7 +130,7 @@ def _download(repo: str, revision: str | None) -> str:
 
 
 def weights_hash(folder: str | Path) -> str | None:
-    """SHA-256 of an adapter's weights, to which a decision rule is bound; `None` for a whole model, too large to hash."""
+    """SHA-256 of an adapter's weights, to which a decision rule is bound; `None` for a whole model, slow to hash."""
     path = Path(folder) / "adapter_model.safetensors"
     if not path.is_file():
         return None

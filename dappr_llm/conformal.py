@@ -72,8 +72,8 @@ def log_possibility(alpha: np.ndarray, num_options: np.ndarray) -> np.ndarray:
     The Dirichlet possibility function `g(p) = prod (p_k/m_k)^alpha_k` is 1 at its mode `m = alpha/alpha0`. The
     possibility of an event is the largest `g` inside it. Where k is not already on top, that is reached by levelling k
     with the options S above the common level, `a = mean of alpha over S`, and leaving the others alone:
-    `log Pi(k) = sum over S of alpha_i log(a/alpha_i)`. It is 0 for the top option, and close to 0 for all of them where
-    there is little evidence.
+    `log Pi(k) = sum over S of alpha_i log(a/alpha_i)`. It is 0 for the top option, and close to 0 for all of them
+    where there is little evidence.
 
     Args:
         alpha (`np.ndarray` of shape `[N, W]`): Positive on each row's own options.

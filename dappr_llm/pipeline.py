@@ -1,14 +1,14 @@
 """
 One call from a question to a decision: answer, probabilities, two uncertainties, a prediction set, whether to abstain.
 
-What is known of a modality is asked of the run's backend (`items`, `encode`, `collate`, `read`, `option_names`), what is
-known of a method of the method itself: nothing here names a text, an image or a method.
+What is known of a modality is asked of the run's backend (`items`, `encode`, `collate`, `read`, `option_names`), what
+is known of a method of the method itself: nothing here names a text, an image or a method.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -94,8 +94,8 @@ class UncertaintyPipeline:
         batch_size (`int`, *optional*, defaults to 16):
             Prompts per forward pass; changes speed only.
         extra_letters (`bool`, *optional*, defaults to `False`):
-            Read more options than the adapter was trained for. Such letters were never trained, so the probabilities of
-            these questions mean little; by default they are refused.
+            Read more options than the adapter was trained for. Such letters were never trained, so the probabilities
+            of these questions mean little; by default they are refused.
         truncate (`bool`, *optional*, defaults to `False`):
             Cut the start of a question that is too long, instead of refusing it.
 
@@ -138,7 +138,9 @@ class UncertaintyPipeline:
         **kwargs: Any,
     ) -> UncertaintyPipeline:
         """
-        Load an adapter and its decision rule. Weights are read from safetensors only, and no code of the repository runs.
+        Load an adapter and its decision rule.
+
+        Weights are read from safetensors only, and no code of the repository runs.
 
         Args:
             name (`str` or `Path`):
@@ -191,7 +193,7 @@ class UncertaintyPipeline:
         Returns:
             [`Answer`] for one question; a list of them for a list or a `Dataset`; a generator for a generator.
         """
-        if isinstance(question, str) or isinstance(question, Mapping):
+        if isinstance(question, str | Mapping):
             row = question if isinstance(question, Mapping) else {"question": question, "choices": _given(choices)}
             return next(self.stream([row], 1, progress=False))
         rows = question
@@ -202,7 +204,7 @@ class UncertaintyPipeline:
                 raise UserError(f"{len(questions)} questions, but choices for {len(each)}")
             rows = [{"question": q, "choices": list(c)} for q, c in zip(questions, each, strict=True)]
         answers = self.stream(rows, batch_size, progress)
-        return list(answers) if hasattr(rows, "__len__") else answers
+        return list(answers) if isinstance(rows, Sized) else answers
 
     def stream(
         self, rows: Iterable[Mapping[str, Any]], batch_size: int | None = None, progress: bool | None = None
@@ -211,7 +213,7 @@ class UncertaintyPipeline:
         from tqdm.auto import tqdm
 
         size = batch_size or self.batch_size
-        total = len(rows) if hasattr(rows, "__len__") else None
+        total = len(rows) if isinstance(rows, Sized) else None
         hidden = (
             True
             if progress is False or (total is not None and total <= size)
@@ -220,8 +222,7 @@ class UncertaintyPipeline:
         source, done = iter(rows), 0
         with tqdm(total=total, unit="question", disable=hidden) as bar:
             while window := list(islice(source, size * _WINDOW)):
-                for answer in self._answer(window, size, done, bar):
-                    yield answer
+                yield from self._answer(window, size, done, bar)
                 done += len(window)
 
     def _answer(self, window: list[Mapping[str, Any]], size: int, start: int, bar: Any) -> list[Answer]:
@@ -242,7 +243,8 @@ class UncertaintyPipeline:
         return answers  # type: ignore[return-value]
 
     def _check(self, item: Any, row: Mapping[str, Any]) -> None:
-        trained, names = self.run.backend.num_choices, self.run.backend.option_names(item)
+        names = self.run.backend.option_names(item)
+        trained = self.run.backend.num_choices or len(names)
         if len(names) > trained and not self.extra_letters:
             raise UserError(
                 f"Item {item.id!r} offers {len(names)} choices, but the adapter was trained on {trained} letters "

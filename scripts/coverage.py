@@ -99,7 +99,8 @@ def main() -> None:
         if f"{score}/coverage" in values:
             plain, full = (values[f"{score}/{name}"] for name in ("coverage", "full"))
             print(
-                f"  {score:<12} coverage {plain.mean():.4f} ({plain.std():.4f}), size {values[f'{score}/size'].mean():.2f}"
+                f"  {score:<12} coverage {plain.mean():.4f} ({plain.std():.4f}), "
+                f"size {values[f'{score}/size'].mean():.2f}"
                 f"; with the top option always in {full.mean():.4f}, size {values[f'{score}/full_size'].mean():.2f}"
             )
     print(f"\nabstention, risk at most {args.max_risk:g} with confidence {args.confidence:g}")

@@ -175,8 +175,8 @@ class TextBackend:
         ]
 
     def encode(self, items: Sequence[MCQItem]) -> list[dict[str, Any]]:
-        """Items → rows for `collate`, each with `num_options`, `length` and whether its question had to be `truncated`."""
-        columns = {
+        """Items → rows for `collate`, each with its `num_options`, its `length` and whether it was `truncated`."""
+        columns: dict[str, list[Any]] = {
             "id": [item.id for item in items],
             "question": [item.question for item in items],
             "options": [item.options for item in items],
