@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from . import conformal, metrics
+from .abstention import ABSTAIN_ON, abstention_score, fit_abstention
 from .checkpoint import versions
 from .errors import UserError, nearest
 from .files import write_text
@@ -27,11 +28,9 @@ from .predictions import PredictionTable
 
 FILE = "decision.json"
 FORMAT_VERSION = 1
-ABSTAIN_ON = ("aleatoric", "epistemic")
 MIN_ROWS = 100
 MIN_GROUP = 100  # rows with the same number of options that get a threshold of their own
 _FIT_SHARE = 0.2
-_LEVELS = 20  # thresholds that the abstention rule chooses from
 _TEMPERATURES = (0.05, 20.0)
 
 
@@ -188,15 +187,6 @@ def fit_temperature(probs: np.ndarray, num_options: np.ndarray, labels: np.ndarr
     return math.exp(minimize_scalar(nll, bounds=(low, high), method="bounded", options={"xatol": 1e-4}).x)
 
 
-def abstention_score(name: str, probs: np.ndarray, epistemic: np.ndarray) -> np.ndarray:
-    """The uncertainty that abstention looks at: `"aleatoric"` (1 - max p, calibrated) or `"epistemic"`."""
-    if name == "epistemic":
-        return np.asarray(epistemic, dtype=np.float64)
-    if name == "aleatoric":
-        return probs.sum(axis=1) - probs.max(axis=1)
-    raise UserError(f"Unknown abstention score {name!r}; {nearest(name, ABSTAIN_ON)}")
-
-
 def calibrate(
     table: PredictionTable,
     alpha: float = 0.1,
@@ -241,29 +231,32 @@ def calibrate(
     thresholds = _thresholds(probs[rest], alphas, counts[rest], labels[rest], table.ids[rest], rest, alpha)
     if score not in thresholds:
         raise UserError(f"The conformal score {score!r} does not apply here; {nearest(score, thresholds)}")
-    before, after = reading.probs[rest], probs[rest]
     correct = metrics.is_correct(probs, labels)
     return Decision(
         temperature=temperature,
         conformal={"alpha": alpha, "score": score, "thresholds": thresholds},
-        abstention=_abstention(
+        abstention=fit_abstention(
             probs, reading.epistemic, correct, fit_rows, max_risk, min_coverage, confidence, abstain_on
         ),
-        calibration_set={
-            "task": table.meta.get("task"),
-            "split": table.meta.get("split"),
-            "n": len(table),
-            "n_fit": int(fit_rows.sum()),
-            "hash": table_hash(table),
-        },
-        fit={
-            "nll_before": metrics.nll(before, labels[rest]),
-            "nll_after": metrics.nll(after, labels[rest]),
-            "ece_before": metrics.ece(before.max(axis=1), correct[rest]),
-            "ece_after": metrics.ece(after.max(axis=1), correct[rest]),
-            "accuracy": float(correct[rest].mean()),
-        },
+        calibration_set=_describe_set(table, fit_rows),
+        fit=_describe_fit(reading.probs[rest], probs[rest], labels[rest]),
     )
+
+
+def _describe_set(table: PredictionTable, fit_rows: np.ndarray) -> dict[str, Any]:
+    facts = {"task": table.meta.get("task"), "split": table.meta.get("split")}
+    return {**facts, "n": len(table), "n_fit": int(fit_rows.sum()), "hash": table_hash(table)}
+
+
+def _describe_fit(before: np.ndarray, after: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    correct = metrics.is_correct(after, labels)
+    return {
+        "nll_before": metrics.nll(before, labels),
+        "nll_after": metrics.nll(after, labels),
+        "ece_before": metrics.ece(before.max(axis=1), correct),
+        "ece_after": metrics.ece(after.max(axis=1), correct),
+        "accuracy": float(correct.mean()),
+    }
 
 
 def _check_wishes(
@@ -315,92 +308,3 @@ def _thresholds(
                 limits[str(count)] = conformal.threshold(right[mask], alpha)
         found[kind] = {name: limit if math.isfinite(limit) else None for name, limit in limits.items()}
     return found
-
-
-def _abstention(
-    probs: np.ndarray,
-    epistemic: np.ndarray,
-    correct: np.ndarray,
-    fit_rows: np.ndarray,
-    max_risk: float | None,
-    min_coverage: float | None,
-    confidence: float,
-    abstain_on: str,
-) -> dict[str, Any]:
-    """A threshold and what can be promised about it; see [`choose_level`] for how it keeps its promise."""
-    name = abstain_on
-    if name == "auto":
-        areas = {
-            k: metrics.auroc(~correct[fit_rows], abstention_score(k, probs, epistemic)[fit_rows]) for k in ABSTAIN_ON
-        }
-        # Without a wrong answer among the fit rows the areas are NaN, and the first one serves as well as any.
-        name = max(ABSTAIN_ON, key=lambda k: np.nan_to_num(areas[k], nan=0.5))
-    values = abstention_score(name, probs, epistemic)
-    # float32 through JSON and back must not move a row across the line, hence the hair of room.
-    grid = np.quantile(values[fit_rows], np.arange(1, _LEVELS + 1) / _LEVELS) * (1 + 1e-6)
-    rest = ~fit_rows
-    wanted = max_risk if max_risk is not None or min_coverage is not None else 0.05
-    if wanted is None:
-        shares = [(values[rest] <= limit).mean() for limit in grid]
-        level: int | None = next((i for i, share in enumerate(shares) if share >= (min_coverage or 0)), _LEVELS - 1)
-    else:
-        level = choose_level(values, correct, fit_rows, grid, wanted, confidence)
-    facts = _describe(values[rest], correct[rest], None if level is None else float(grid[level]), confidence)
-    if wanted is not None and min_coverage is not None and facts["coverage"] < min_coverage:
-        raise UserError(
-            f"A risk of at most {wanted:.1%} can be promised for {facts['coverage']:.1%} of the questions only, less "
-            f"than the {min_coverage:.1%} asked for; raise --max-risk or lower --min-coverage"
-        )
-    return {"score": name, **facts, "max_risk": wanted, "min_coverage": min_coverage, "confidence": confidence}
-
-
-def choose_level(
-    values: np.ndarray,
-    correct: np.ndarray,
-    fit_rows: np.ndarray,
-    grid: np.ndarray,
-    max_risk: float,
-    confidence: float,
-) -> int | None:
-    """
-    The loosest threshold whose risk is proven to be at most `max_risk`, by Learn-then-Test with a fixed sequence.
-
-    The fit rows say where on the grid a proof is most likely; from there thresholds are tested one by one, each looser
-    than the last, with an exact binomial test on the other rows, and the first failure ends the walk. As the order was
-    fixed beforehand, all tests together err with probability `1 - confidence` at the most.
-    """
-    from scipy.stats import binom
-
-    rest = ~fit_rows
-
-    def p_value(limit: float, rows: np.ndarray, scale_to: int | None = None) -> float:
-        answered = rows & (values <= limit)
-        count, errors = int(answered.sum()), float((answered & ~correct).sum())
-        if scale_to is not None:  # what the test would say about so many rows, half an error added for caution
-            factor = scale_to / rows.sum()
-            count, errors = round(count * factor), (errors + 0.5) * factor
-        return float(binom.cdf(math.floor(errors), count, max_risk)) if count else 1.0
-
-    start = int(np.argmin([p_value(limit, fit_rows, int(rest.sum())) for limit in grid]))
-    chosen = None
-    for level in range(start, len(grid)):
-        if p_value(grid[level], rest) > 1 - confidence:
-            break
-        chosen = level
-    return chosen
-
-
-def _describe(values: np.ndarray, correct: np.ndarray, limit: float | None, confidence: float) -> dict[str, Any]:
-    from scipy.stats import beta
-
-    answered = np.zeros(len(values), dtype=bool) if limit is None else values <= limit
-    count, errors = int(answered.sum()), int((answered & ~correct).sum())
-    bound = float(beta.ppf(confidence, errors + 1, count - errors)) if errors < count else 1.0
-    return {
-        "threshold": limit,
-        "coverage": count / len(values),
-        "risk": errors / count if count else None,
-        "risk_bound": bound if count else None,
-        "n_answered": count,
-        "n_errors": errors,
-    }

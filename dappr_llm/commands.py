@@ -76,6 +76,8 @@ def train(recipe: Recipe, resume: str | None = None, overwrite: bool = False) ->
     tables = predict_tables(trainer, folder, id_rows, ood_rows)
     if id_rows is not None:
         finish(folder, tables, recipe.name, trainer.args.seed)
+    if trainer.args.push_to_hub:  # once more, now with results: they make the card
+        say(f"Published: {trainer.push_to_hub().url}")
     return folder
 
 

@@ -37,7 +37,7 @@ class Run:
     validation: Dataset | None = None
     tasks: dict[str, MCQTask] = field(default_factory=dict)
 
-    def predict(self, question: str | list[str], choices: list[Any]) -> Prediction:
+    def predict(self, question: str | list[str], choices: list[Any], extra_letters: bool = False) -> Prediction:
         """
         Probabilities and uncertainties for a question, or for several.
 
@@ -46,6 +46,8 @@ class Run:
                 One question, or a list of them.
             choices (`list[str]` or `list[list[str]]`):
                 Its options, or a list of options per question (equally many each).
+            extra_letters (`bool`, *optional*, defaults to `False`):
+                Read more options than letters were trained; otherwise such questions are refused.
         """
         import torch
 
@@ -57,6 +59,11 @@ class Run:
         counts = {len(parse_item(row, Columns(), f"question {i}", str(i)).options) for i, row in enumerate(rows)}
         if len(counts) != 1:
             raise UserError("Questions given together need equally many choices; use predict_table for mixed ones")
+        if max(counts) > (self.backend.num_choices or max(counts)) and not extra_letters:
+            raise UserError(
+                f"{max(counts)} choices, but only {self.backend.num_choices} letters are trained; offer fewer, or "
+                "pass extra_letters=True to read letters that were never trained"
+            )
         device = next(self.model.parameters()).device
         batch = self.backend.collate(list(self.backend.prepare(rows, labelled=False)))
         self.model.eval()

@@ -17,7 +17,8 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 
 from dappr_llm import metrics
-from dappr_llm.calibration import abstention_score, calibrate, scale
+from dappr_llm.abstention import abstention_score
+from dappr_llm.calibration import calibrate, scale
 from dappr_llm.predictions import PredictionTable
 
 

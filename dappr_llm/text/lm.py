@@ -70,6 +70,7 @@ def load_tokenizer(name: str, **kwargs: Any) -> PreTrainedTokenizerBase:
     """The tokenizer of a model, set up for reading the last position."""
     from transformers import AutoTokenizer
 
+    kwargs.setdefault("trust_remote_code", False)  # unset, transformers would ask in the terminal
     try:
         tokenizer = AutoTokenizer.from_pretrained(model_path(name), **kwargs)
     except (OSError, ValueError) as error:
