@@ -160,13 +160,13 @@ class UncertaintyPipeline:
             kwargs:
                 Further arguments of [`UncertaintyPipeline`].
         """
-        from .run import load_checkpoint
-
-        quantization = {"load_in_4bit": True} if load_in_4bit else None
         folder, _ = checkpoint.load_sidecar(name, revision)
         rule = None  # read first: a damaged file is found before gigabytes are loaded
         if decision is not False and (decision is not True or (Path(folder) / calibration.FILE).is_file()):
             rule = Decision.load(folder if decision is True else decision, checkpoint.weights_hash(folder))
+        from .run import load_checkpoint  # torch, seconds: mistakes above were answered at once
+
+        quantization = {"load_in_4bit": True} if load_in_4bit else None
         run = load_checkpoint(folder, base_model, dtype, quantization=quantization, device=device or _device())
         return cls(run, rule, **kwargs)
 
