@@ -77,7 +77,8 @@ def train(recipe: Recipe, resume: str | None = None, overwrite: bool = False) ->
     if id_rows is not None:
         finish(folder, tables, recipe.name, trainer.args.seed)
     if trainer.args.push_to_hub:  # once more, now with results: they make the card
-        say(f"Published: {trainer.push_to_hub().url}")
+        pushed = trainer.push_to_hub()
+        say(f"Published: {pushed.url if pushed else ''}")
     return folder
 
 
@@ -93,7 +94,12 @@ def claim_folder(recipe: Recipe, folder: Path, resume: str | None, overwrite: bo
     if overwrite:
         for entry in (*folder.glob("checkpoint-*"), folder / checkpoint.TABLES):
             shutil.rmtree(entry, ignore_errors=True)
-        for entry in (folder / checkpoint.RESULTS, folder / "adapter_model.safetensors", path):
+        for entry in (
+            folder / checkpoint.RESULTS,
+            folder / "decision.json",
+            folder / "adapter_model.safetensors",
+            path,
+        ):
             entry.unlink(missing_ok=True)
         return False
     difference = _difference(_identity(load_recipe(path)), _identity(recipe))

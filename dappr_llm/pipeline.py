@@ -1,13 +1,12 @@
 """
 One call from a question to a decision: answer, probabilities, two uncertainties, a prediction set, whether to abstain.
 
-What is known of a modality is asked of the run's backend (`items`, `encode`, `collate`, `read`, `option_names`), what
-is known of a method of the method itself: nothing here names a text, an image or a method.
+What is known of a modality is asked of the run's backend (`items`, `encode`, `collate`, `read`, `option_names`,
+`content_key`), what is known of a method of the method itself: nothing here names a text, an image or a method.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -272,7 +271,7 @@ class UncertaintyPipeline:
         if self.decision is not None:
             probs, alpha = self.decision.scale(probs, alpha, counts)
             aleatoric = probs.sum(axis=1) - probs.max(axis=1)
-            chosen = self.decision.sets(probs, alpha, counts, [_key(item) for item in items])
+            chosen = self.decision.sets(probs, alpha, counts, [self.run.backend.content_key(i) for i in items])
             abstain = self.decision.abstain(probs, epistemic)
         found = []
         for row, item in enumerate(items):
@@ -302,11 +301,6 @@ def _given(choices: Sequence[Any] | None) -> list[Any]:
     if isinstance(choices, str):
         raise UserError("choices must be a list of texts, not one text")
     return list(choices)
-
-
-def _key(item: Any) -> str:
-    """What the random share of a prediction set is drawn from: the question's content, not its place."""
-    return json.dumps([item.question, list(item.options)], ensure_ascii=False)
 
 
 def _device() -> Any:

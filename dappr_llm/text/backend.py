@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -184,6 +185,10 @@ class TextBackend:
         }
         encoded = tokenize_items(columns, self.tokenizer, self.prompt, self.max_length)
         return [{key: values[i] for key, values in encoded.items()} for i in range(len(items))]
+
+    def content_key(self, item: MCQItem) -> str:
+        """What an item says, as one text: equal for equal questions, wherever they stand."""
+        return json.dumps([item.question, list(item.options)], ensure_ascii=False)
 
     def option_names(self, item: MCQItem) -> list[str]:
         """What the options of an item are called: their letters."""
