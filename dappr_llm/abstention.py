@@ -54,8 +54,7 @@ def fit_abstention(
         shares = [(values[rest] <= limit).mean() for limit in grid]
         level: int | None = next((i for i, share in enumerate(shares) if share >= (min_coverage or 0)), _LEVELS - 1)
     else:
-        doubt = abstention_score("aleatoric", probs, epistemic)
-        level = choose_level(values, doubt, correct, fit_rows, grid, wanted, confidence)
+        level = choose_level(values, correct, fit_rows, grid, wanted, confidence)
     facts = _describe(values[rest], correct[rest], None if level is None else float(grid[level]), confidence)
     if wanted is not None and min_coverage is not None and facts["coverage"] < min_coverage:
         raise UserError(
@@ -67,7 +66,6 @@ def fit_abstention(
 
 def choose_level(
     values: np.ndarray,
-    doubt: np.ndarray,
     correct: np.ndarray,
     fit_rows: np.ndarray,
     grid: np.ndarray,
@@ -91,10 +89,11 @@ def choose_level(
         return float(binom.cdf(errors, count, max_risk)) if count else 1.0
 
     def expected_p_value(limit: float) -> float:
-        answered, factor = fit_rows & (values <= limit), rest.sum() / fit_rows.sum()
-        # A hundred rows count errors roughly; the calibrated probabilities of the same rows steady the estimate.
-        errors = ((answered & ~correct).sum() + doubt[answered].sum()) / 2
-        return float(binom.cdf(math.floor(errors * factor), round(answered.sum() * factor), max_risk))
+        answered = fit_rows & (values <= limit)
+        # Half a wrong and half a right answer more, or a handful of right ones would look like certainty.
+        rate = ((answered & ~correct).sum() + 0.5) / (answered.sum() + 1)
+        count = round(answered.sum() * rest.sum() / fit_rows.sum())
+        return float(binom.cdf(math.floor(rate * count), count, max_risk))
 
     start = int(np.argmin([expected_p_value(limit) for limit in grid]))
     chosen = None

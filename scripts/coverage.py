@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import math
-from dataclasses import replace
 
 import numpy as np
 from scipy.optimize import minimize_scalar
@@ -115,16 +114,20 @@ def main() -> None:
 
 
 def join(tables: list[PredictionTable]) -> PredictionTable:
-    """Rows of several tables as one, their ids made distinct by the task."""
+    """Rows of several tables of one model as one, read on the letters they all have."""
     if len(tables) == 1:
         return tables[0]
-    parts = [
-        replace(t, ids=np.array([f"{t.meta.get('task', i)}/{name}" for name in t.ids])) for i, t in enumerate(tables)
-    ]
-    names = ("ids", "labels", "num_options", "probs", "aleatoric", "epistemic")
-    arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    alpha = None if parts[0].alpha is None else np.concatenate([part.alpha for part in parts])
-    return PredictionTable(**arrays, alpha=alpha, meta=parts[0].meta)
+    width = min(table.width for table in tables)
+    parts = [table.select(table.num_options <= width) for table in tables]
+    readings = [part.reading(width) for part in parts]
+    return PredictionTable.from_arrays(
+        ids=[f"{part.meta.get('task')}/{name}" for part in parts for name in part.ids],
+        labels=np.concatenate([part.labels for part in parts]),
+        num_options=np.concatenate([part.num_options for part in parts]),
+        probs=np.concatenate([reading.probs[:, :width] for reading in readings]),
+        alpha=None if readings[0].alpha is None else np.concatenate([r.alpha[:, :width] for r in readings]),
+        meta=parts[0].meta,
+    )
 
 
 if __name__ == "__main__":

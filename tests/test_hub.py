@@ -159,6 +159,13 @@ def test_training_publishes_its_own_card(hub, trained, tmp_path, monkeypatch):
     assert not [name for name in files if name.endswith((".bin", ".pt"))]
     assert not list((tmp_path / "out").glob("*.bin"))
     assert len([r for r in hub.requests if "/commit/" in r]) == 3  # two saves and the end
+    # A branch of its own, made on the way; main stays as it is.
+    before = dict(files)
+    from dappr_llm import push
+
+    done = push(tmp_path / "out", "tester/trained", revision="v1", license="mit")
+    assert hub.repos["tester/trained"]["branches"]["v1"] == done.commit
+    assert b"license: mit" in hub.files("tester/trained", "v1")["README.md"] and hub.files("tester/trained") == before
 
 
 def test_card_numbers_are_those_of_the_results(calibrated):
