@@ -13,27 +13,35 @@ _LAZY = {
     "DAPPrTrainer": "trainer",
     "METHODS": "methods",
     "PredictionTable": "predictions",
+    "UncertaintyPipeline": "pipeline",
     "UserError": "errors",
+    "calibrate": "calibration",
     "dappr_loss": "methods.dappr",
     "dappr_uncertainty": "methods.dappr",
     "evaluate_id": "evaluators",
     "evaluate_ood": "evaluators",
     "get_method": "methods",
     "load_checkpoint": "run",
+    "push": "hub",
+    "register_pipeline": "hf_task",
 }
 
 __all__ = ["__version__", *sorted(_LAZY)]
 
 if TYPE_CHECKING:
+    from .calibration import calibrate as calibrate
     from .config import DAPPrConfig as DAPPrConfig
     from .ensemble import AdapterEnsemble as AdapterEnsemble
     from .errors import UserError as UserError
     from .evaluators import evaluate_id as evaluate_id
     from .evaluators import evaluate_ood as evaluate_ood
+    from .hf_task import register_pipeline as register_pipeline
+    from .hub import push as push
     from .methods import METHODS as METHODS
     from .methods import get_method as get_method
     from .methods.dappr import dappr_loss as dappr_loss
     from .methods.dappr import dappr_uncertainty as dappr_uncertainty
+    from .pipeline import UncertaintyPipeline as UncertaintyPipeline
     from .predictions import PredictionTable as PredictionTable
     from .run import load_checkpoint as load_checkpoint
     from .trainer import DAPPrTrainer as DAPPrTrainer

@@ -8,9 +8,11 @@ own), `uncertainty_config.json` (method, options, K, letters, prompt, versions),
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import re
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,9 @@ SIDECAR = "uncertainty_config.json"
 RECIPE = "recipe.yaml"
 RESULTS = "results.json"
 TABLES = "predictions"
+TRAINED_ROWS = "trained_rows.json"
 FORMAT_VERSION = 1
-_HUB_ID = r"[\w.-]+/[\w.-]+"
+HUB_ID = r"[\w.-]+/[\w.-]+"
 _PACKAGES = ("dappr-llm", "torch", "transformers", "peft", "accelerate", "datasets")
 
 
@@ -56,7 +59,7 @@ def save_readme(folder: str | Path, config: dict[str, Any], hub_base: str | None
         hub_base (`str`, *optional*):
             The base model's Hub id; a path of this machine is of no use to anybody else and is left out.
     """
-    named = hub_base if hub_base and re.fullmatch(_HUB_ID, hub_base) and not Path(hub_base).exists() else None
+    named = hub_base if hub_base and re.fullmatch(HUB_ID, hub_base) and not Path(hub_base).exists() else None
     head = ["---", *([f"base_model: {named}"] if named else []), "library_name: peft"]
     head += ["tags:", *(f"- {tag}" for tag in ("dappr_llm", "lora", "uncertainty")), "---"]
     options = ", ".join(f"{key} {value}" for key, value in config["method"]["options"].items())
@@ -91,9 +94,7 @@ def load_sidecar(checkpoint: str | Path, revision: str | None = None) -> tuple[s
         revision (`str`, *optional*):
             Commit, branch or tag on the Hub.
     """
-    folder = Path(checkpoint)
-    if not folder.is_dir():
-        folder = Path(_download(str(checkpoint), revision))
+    folder = Path(local_folder(checkpoint, revision))
     path = folder / SIDECAR
     if not path.is_file():
         runs = [p.parent.name for p in sorted(folder.glob(f"*/{SIDECAR}"))]
@@ -112,18 +113,85 @@ def load_sidecar(checkpoint: str | Path, revision: str | None = None) -> tuple[s
     return str(folder), config
 
 
+def local_folder(name: str | Path, revision: str | None = None) -> str:
+    """The folder of that name, or of a repository on the Hub, downloaded into its cache."""
+    return str(name) if Path(name).is_dir() else _download(str(name), revision)
+
+
 def _download(repo: str, revision: str | None) -> str:
-    if not re.fullmatch(_HUB_ID, repo) or repo.startswith((".", "/")):
+    if not re.fullmatch(HUB_ID, repo) or repo.startswith((".", "/")):
         raise UserError(f"{repo}: no such folder (and not a Hub id of the form user/name)")
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+    # Neither pickles (.bin, .pt) nor code (.py) are ever fetched.
     patterns = ["*.json", "*.safetensors", "*.yaml", "*.md", "*.jinja", "*.model", "*.txt"]
     try:
         return snapshot_download(repo, revision=revision, allow_patterns=patterns)
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"{repo}: no such folder, and it could not be fetched from the Hub ({reason})") from None
+    except Exception as error:
+        raise UserError(f"{repo}: no such folder, and {hub_problem(error, repo, revision)}") from None
+
+
+def hub_problem(error: Exception, repo: str, revision: str | None = None) -> str:
+    """Why the Hub did not do what it was asked, in words; an error that is not the Hub's is raised again."""
+    from huggingface_hub import errors
+
+    kinds: list[tuple[type[Exception], str]] = [
+        (errors.RevisionNotFoundError, f"{repo} on the Hub has no revision {revision!r}"),
+        (errors.GatedRepoError, f"{repo} on the Hub is gated: ask for access on its page, then `hf auth login`"),
+        (
+            errors.RepositoryNotFoundError,
+            f"the Hub knows no {repo} (or it is private, and your token may not see it: `hf auth login`)",
+        ),
+        (errors.OfflineModeIsEnabled, "HF_HUB_OFFLINE is set, so the Hub is not asked; unset it"),
+    ]
+    for kind, text in kinds:
+        if isinstance(error, kind):
+            return text
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if isinstance(error, errors.HfHubHTTPError):
+        status = getattr(error.response, "status_code", None)
+        if status in (401, 403):
+            return f"the Hub refused the token ({status}): it needs the right to do this with {repo}; `hf auth login`"
+        return f"the Hub answered with an error ({reason})"
+    # What has no class of its own in huggingface_hub is the HTTP library's (its module has been renamed before).
+    if isinstance(error, OSError | ValueError) or type(error).__module__.split(".")[0].startswith(
+        ("httpx", "httpcore")
+    ):
+        return f"it could not be fetched from the Hub ({reason})"
+    raise error
+
+
+def weights_hash(folder: str | Path) -> str | None:
+    """SHA-256 of an adapter's weights, to which a decision rule is bound; `None` for a whole model, slow to hash."""
+    path = Path(folder) / "adapter_model.safetensors"
+    if not path.is_file():
+        return None
+    digest = hashlib.sha256()
+    with path.open("rb") as handle:
+        while block := handle.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def save_fingerprints(folder: str | Path, rows: Iterable[str]) -> None:
+    """Write which rows were trained on, as short hashes, so that calibration can refuse them."""
+    write_text(Path(folder) / TRAINED_ROWS, json.dumps({"sha256_64": sorted(set(rows))}) + "\n")
+
+
+def load_fingerprints(folder: str | Path) -> frozenset[str]:
+    """The hashes that `save_fingerprints` wrote; none if there is no such file."""
+    path = Path(folder) / TRAINED_ROWS
+    if not path.is_file():
+        return frozenset()
+    try:
+        return frozenset(json.loads(path.read_text(encoding="utf-8"))["sha256_64"])
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path} is damaged; fetch or train the checkpoint again") from None
+
+
+def fingerprint(input_ids: Iterable[int]) -> str:
+    """A short hash of one prompt's tokens."""
+    return hashlib.sha256(" ".join(map(str, input_ids)).encode()).hexdigest()[:16]
 
 
 def last_checkpoint(output_dir: str | Path) -> str | None:

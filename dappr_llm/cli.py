@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from . import __version__
+from . import __version__, cli_serve
 from .errors import UserError
 
 _EPILOG = {
@@ -21,8 +21,11 @@ _EPILOG = {
     "predict": """examples:
   dappr predict runs/quickstart --task everyday --split test --out predictions.npz
   dappr predict runs/quickstart --task my_questions.jsonl --out predictions.npz    (answers not needed)
-  dappr predict runs/obqa --task arc_c --data-root data --out arc_c.parquet
-  dappr predict runs/seed0 runs/seed1 runs/seed2 --task everyday --out ensemble.npz    (one base model, 3 adapters)""",
+  dappr predict runs/seed0 runs/seed1 runs/seed2 --task everyday --out ensemble.npz    (one base model, 3 adapters)
+  dappr predict runs/quickstart --task my_questions.csv --out answers.parquet    (killed? the same line goes on)
+
+An .npz is a prediction table for `dappr evaluate`; .jsonl, .csv and .parquet hold answers with calibrated
+probabilities, prediction sets and abstentions.""",
     "evaluate": """examples:
   dappr evaluate runs/obqa --id obqa --ood arc_c arc_e csqa
   dappr evaluate --id runs/a/predictions/obqa-test.npz --ood runs/a/predictions/csqa-test.npz --out figures/
@@ -70,7 +73,7 @@ the same items, differences to the first are tested pairwise.""",
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="dappr",
-        description="Fine-tune uncertainty-aware adapters: train, predict, evaluate, compare, report.",
+        description="Fine-tune uncertainty-aware adapters: train, evaluate, compare, calibrate, ask, publish.",
         epilog="examples:\n  dappr train recipes/quickstart.yaml\n  dappr evaluate runs/quickstart --id everyday "
         "--ood everyday_arithmetic\n\n`dappr VERB --help` shows more.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -80,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def verb(name: str, help: str) -> argparse.ArgumentParser:
         return verbs.add_parser(
-            name, help=help, description=help, epilog=_EPILOG[name],
+            name, help=help, description=help, epilog=(_EPILOG | cli_serve.EPILOG)[name],
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )  # fmt: skip
 
@@ -98,14 +101,17 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_argument("checkpoint", nargs="+", help="folder of a run, or Hub id; several make an ensemble")
     predict.add_argument("--task", required=True, help="task name, .jsonl/.csv/.parquet file, or Hub dataset id")
     predict.add_argument("--split", default="test", help="split of the task (default: test)")
-    predict.add_argument("--out", required=True, help="where to write: a table .npz, or .parquet")
+    predict.add_argument("--out", required=True, help="where to write: a table .npz, or answers .jsonl/.csv/.parquet")
     predict.add_argument("--question", help="own data: question column")
     predict.add_argument("--choices", nargs="+", help="own data: choices column, or one column per option")
     predict.add_argument("--answer", help="own data: answer column")
     predict.add_argument("--options", nargs="+", help="own data: the same options for every row (text classification)")
+    predict.add_argument("--overwrite", action="store_true", help="start anew even if part of another job is there")
+    cli_serve.add_reading(predict)
     _common(predict)
 
     _figure_verbs(verb)
+    cli_serve.add_verbs(verb, _common)
     _combine_arguments(verb("combine", "Make an ensemble of finished runs or of saved tables; needs no model."))
     _sweep_arguments(verb("sweep", "Train methods x seeds on one task and make one table of their results."))
     verb("recipes", "List the recipes that ship with the package.")
@@ -194,16 +200,21 @@ def _train(args: argparse.Namespace) -> int:
 def _predict(args: argparse.Namespace) -> int:
     from pathlib import Path
 
+    from .batch_predict import check_name
     from .commands import load_predictor, predict, say
 
-    if not args.out.endswith((".npz", ".parquet")):
-        raise UserError(f"--out {args.out}: the name must end in .npz or .parquet")
+    if not args.out.endswith(".npz"):
+        check_name(args.out)
     columns = {"question": args.question, "choices": args.choices, "answer": args.answer, "options": args.options}
     own = {key: value for key, value in columns.items() if value}
     if len(own.get("choices", ())) == 1:
         own["choices"] = own["choices"][0]
     task = {"path": args.task, **own} if own else args.task
-    trainer = load_predictor(args.checkpoint, args.base, args.batch_size)
+    if not args.out.endswith(".npz"):
+        return cli_serve.predict_answers(args, task)
+    quantization = {"load_in_4bit": True} if args.load_in_4bit else None
+    extra = {"revision": args.revision, "quantization": quantization}
+    trainer = load_predictor(args.checkpoint, args.base, args.batch_size, **extra)
     table = predict(trainer, task, args.split, args.data_root, args.limit, Path(args.out))
     say(f"{len(table)} predictions written to {args.out}")
     return 0
@@ -310,6 +321,7 @@ def main(argv: list[str] | None = None) -> int:
         "report": _report,
         "audit": _audit,
         "recipes": _recipes,
+        **cli_serve.HANDLERS,
     }
     try:
         with _messages():

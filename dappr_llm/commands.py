@@ -86,6 +86,9 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
     tables = predict_tables(trainer, folder, id_rows, ood_rows)
     if id_rows is not None:
         finish(folder, tables, recipe.name, trainer.args.seed)
+    if trainer.args.push_to_hub:  # once more, now with results: they make the card
+        pushed = trainer.push_to_hub()
+        say(f"Published: {pushed.url if pushed else ''}")
     return folder
 
 
@@ -101,7 +104,12 @@ def claim_folder(recipe: Recipe, folder: Path, resume: str | None, overwrite: bo
     if overwrite:
         for entry in (*folder.glob("checkpoint-*"), folder / checkpoint.TABLES):
             shutil.rmtree(entry, ignore_errors=True)
-        for entry in (folder / checkpoint.RESULTS, folder / "adapter_model.safetensors", path):
+        for entry in (
+            folder / checkpoint.RESULTS,
+            folder / "decision.json",
+            folder / "adapter_model.safetensors",
+            path,
+        ):
             entry.unlink(missing_ok=True)
         return False
     difference = _difference(_identity(load_recipe(path)), _identity(recipe))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from .errors import UserError
+from .outputs import Outputs, Prediction
 
 
 @contextmanager
@@ -58,3 +59,19 @@ def read_logits(backend: Any, model: nn.Module, inputs: Mapping[str, Tensor], pa
         return backend.read(model, inputs).logits
     with dropout_on(model):
         return torch.stack([backend.read(model, inputs).logits for _ in range(passes)], dim=1)
+
+
+def predict_batch(run: Any, rows: Sequence[Mapping[str, Any]], width: int) -> Prediction:
+    """
+    One batch of encoded rows, read on `width` choices, through a run's model and method; passes seeded.
+
+    Args:
+        run (`Run`): A loaded checkpoint, its model in evaluation mode.
+        rows (`Sequence[Mapping]`): What the backend's `collate` takes.
+        width (`int`): How many choices each of them offers.
+    """
+    device = next(run.model.parameters()).device
+    batch = {key: value.to(device) for key, value in run.backend.collate(rows).items()}
+    with torch.no_grad(), seeded(0), run.backend.reading(width):
+        logits = read_logits(run.backend, run.model, batch, run.method.passes)
+    return run.method.predict(Outputs(logits=logits.cpu()))

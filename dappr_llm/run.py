@@ -37,7 +37,7 @@ class Run:
     validation: Dataset | None = None
     tasks: dict[str, MCQTask] = field(default_factory=dict)
 
-    def predict(self, question: str | list[str], choices: list[Any]) -> Prediction:
+    def predict(self, question: str | list[str], choices: list[Any], extra_letters: bool = False) -> Prediction:
         """
         Probabilities and uncertainties for a question, or for several.
 
@@ -46,11 +46,10 @@ class Run:
                 One question, or a list of them.
             choices (`list[str]` or `list[list[str]]`):
                 Its options, or a list of options per question (equally many each).
+            extra_letters (`bool`, *optional*, defaults to `False`):
+                Read more options than letters were trained; otherwise such questions are refused.
         """
-        import torch
-
-        from .outputs import Outputs
-        from .passes import read_logits, seeded
+        from .passes import predict_batch
         from .text.items import Columns, parse_item
 
         questions, options = ([question], [choices]) if isinstance(question, str) else (question, choices)
@@ -58,13 +57,13 @@ class Run:
         counts = {len(parse_item(row, Columns(), f"question {i}", str(i)).options) for i, row in enumerate(rows)}
         if len(counts) != 1:
             raise UserError("Questions given together need equally many choices; use predict_table for mixed ones")
-        device = next(self.model.parameters()).device
-        batch = self.backend.collate(list(self.backend.prepare(rows, labelled=False)))
+        if max(counts) > (self.backend.num_choices or max(counts)) and not extra_letters:
+            raise UserError(
+                f"{max(counts)} choices, but only {self.backend.num_choices} letters are trained; offer fewer, or "
+                "pass extra_letters=True to read letters that were never trained"
+            )
         self.model.eval()
-        inputs = {key: value.to(device) for key, value in batch.items()}
-        with torch.no_grad(), seeded(0), self.backend.reading(counts.pop()):
-            logits = read_logits(self.backend, self.model, inputs, self.method.passes)
-        return self.method.predict(Outputs(logits=logits.cpu()))
+        return predict_batch(self, list(self.backend.prepare(rows, labelled=False)), counts.pop())
 
 
 def build_method(recipe: Recipe) -> Method:

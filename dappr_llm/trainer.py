@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import EvalPrediction, Trainer
+from transformers import EvalPrediction
 
 from . import checkpoint
 from .config import DAPPrConfig
@@ -24,6 +24,7 @@ from .monitor import ChanceMonitor, common_mode_share, evidence_stats
 from .outputs import Outputs
 from .passes import read_logits, seeded
 from .predictions import PredictionTable
+from .publishing import PublishingTrainer
 from .samplers import FixedOrder, LengthGrouped
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ _PROBE_ROWS = 64  # training rows read once to know where the logits start
 _DEAD = -5.0  # start logits below this carry almost no gradient
 
 
-class DAPPrTrainer(Trainer):
+class DAPPrTrainer(PublishingTrainer):
     """
     Trains an uncertainty-aware adapter.
 
@@ -383,6 +384,7 @@ class DAPPrTrainer(Trainer):
         config = self.sidecar()
         checkpoint.save_sidecar(folder, config)
         checkpoint.save_readme(folder, config, self.backend.hub_base)
+        self.save_fingerprints(folder)
 
     def sidecar(self) -> dict[str, Any]:
         """Everything needed to read this model's logits again."""

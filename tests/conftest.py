@@ -81,3 +81,25 @@ def recipe(tmp_path, model_folder):
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(values))
     return path
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory, tokenizer):
+    """A finished run with its base model and data, made once: `trained / "run"`. Copy what you change."""
+    from serving import write_recipe
+
+    from dappr_llm.cli import main
+
+    folder = tmp_path_factory.mktemp("trained")
+    build_model().save_pretrained(folder / "base")
+    tokenizer.save_pretrained(folder / "base")
+    assert main(["train", str(write_recipe(folder, folder / "base"))]) == 0
+    return folder
+
+
+@pytest.fixture
+def run_folder(trained, tmp_path):
+    """A copy of the finished run that a test may change."""
+    import shutil
+
+    return shutil.copytree(trained / "run", tmp_path / "copy")

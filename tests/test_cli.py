@@ -223,7 +223,7 @@ def test_mistakes_in_prediction_and_evaluation(tmp_path, capsys, monkeypatch):
     cases = [
         (["predict", "folder", "--task", "everyday", "--out", "x.npz"], "folder is not a checkpoint"),
         (["predict", "nowhere", "--task", "everyday", "--out", "x.npz"], "nowhere: no such folder"),
-        (["predict", "folder", "--task", "everyday", "--out", "x.txt"], ".npz or .parquet"),
+        (["predict", "folder", "--task", "everyday", "--out", "x.txt"], ".jsonl, .csv, .parquet"),
         (["evaluate", "--id", "obqa"], "'obqa' is not a prediction table"),
         (["evaluate", "--id", "t.npz"], "t.npz"),
         (["evaluate", "--id", "missing.npz"], "missing.npz"),

@@ -22,8 +22,20 @@ WITHOUT_TORCH = [
     "questions",
     "report",
     "audit",
+    "conformal",
+    "abstention",
+    "calibration",
+    "card",
+    "hub",
+    "batch_predict",
+    "pipeline",
+    "ask",
+    "decide",
+    "adopt",
+    "hf_task",
     "commands",
     "combining",
+    "cli_serve",
     "cli",
 ]
 
@@ -74,6 +86,12 @@ def test_the_trainer_chooses_neither_text_nor_vision():
 
 def test_run_does_not_know_who_uses_it():
     assert not ours(imports(PACKAGE / "run.py")) & {"commands", "cli", "report", "evaluators"}
+
+
+@pytest.mark.parametrize("name", ["conformal", "abstention", "calibration", "hub", "batch_predict", "pipeline", "ask"])
+def test_serving_knows_neither_text_nor_vision(name):
+    """Vision adapters use the same calls: what differs between modalities is the backend's to say."""
+    assert not ours(imports(PACKAGE / f"{name}.py")) & {"text", "vision", "trainer", "cli", "commands"}
 
 
 @pytest.mark.parametrize("name", WITHOUT_TORCH)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from ..errors import UserError
 from ..methods import Method
 from ..outputs import Outputs
 from . import embedded
-from .items import LETTERS, Columns, parse_item
+from .items import LETTERS, Columns, MCQItem, parse_item
 from .prompt import Prompt, choice_token_ids, tokenize_items
 from .readout import ChoiceReadout
 
@@ -207,6 +208,32 @@ class TextBackend:
             )
         prepared = prepared.remove_columns("truncated").add_column("id", dataset["id"])
         return _with_defaults(prepared, self.num_choices)
+
+    def items(self, rows: Sequence[Mapping[str, Any]], start: int = 0, name: str = "item") -> list[MCQItem]:
+        """Raw rows, or items, as parsed items; `start` counts on in names and ids where rows come in portions."""
+        return [
+            parse_item(row, Columns(), f"{name} {number}", default_id=str(number))
+            for number, row in enumerate(rows, start)
+        ]
+
+    def encode(self, items: Sequence[MCQItem]) -> list[dict[str, Any]]:
+        """Items → rows for `collate`, each with its `num_options`, its `length` and whether it was `truncated`."""
+        columns: dict[str, list[Any]] = {
+            "id": [item.id for item in items],
+            "question": [item.question for item in items],
+            "options": [item.options for item in items],
+            "label": [item.label for item in items],
+        }
+        encoded = tokenize_items(columns, self.tokenizer, self.prompt, self.max_length)
+        return [{key: values[i] for key, values in encoded.items()} for i in range(len(items))]
+
+    def content_key(self, item: MCQItem) -> str:
+        """What an item says, as one text: equal for equal questions, wherever they stand."""
+        return json.dumps([item.question, list(item.options)], ensure_ascii=False)
+
+    def option_names(self, item: MCQItem) -> list[str]:
+        """What the options of an item are called: their letters."""
+        return list(LETTERS[: len(item.options)])
 
     def check_options(self, prepared: Any, name: str) -> None:
         """Settle K if it is still open; refuse rows that offer more options than letters are trained."""

@@ -70,6 +70,7 @@ def load_tokenizer(name: str, **kwargs: Any) -> PreTrainedTokenizerBase:
     """The tokenizer of a model, set up for reading the last position."""
     from transformers import AutoTokenizer
 
+    kwargs.setdefault("trust_remote_code", False)  # unset, transformers would ask in the terminal
     try:
         tokenizer = AutoTokenizer.from_pretrained(model_path(name), **kwargs)
     except (OSError, ValueError) as error:
@@ -185,6 +186,8 @@ def load_adapter(
         peft_model = PeftModel.from_pretrained(model, adapter, is_trainable=trainable, use_safetensors=True, **kwargs)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(f"Could not load the adapter {adapter!r} on this base model: {_first_line(error)}") from None
+    if folder.is_dir():
+        _check_fit(peft_model, folder)
     _portable_base(peft_model, base_name)
     return peft_model
 
@@ -203,6 +206,25 @@ def _continued_config(adapter: str, lora: Mapping[str, Any]) -> Any:
                 "lora.lora_dropout can change"
             )
     return config
+
+
+def _check_fit(model: PeftModel, folder: Path) -> None:
+    """PEFT skips weights that have no place in a model: on another architecture that would leave half an adapter."""
+    from peft import get_peft_model_state_dict
+    from safetensors import safe_open
+
+    with safe_open(folder / "adapter_model.safetensors", "pt") as weights:
+        found = set(weights.keys())
+    wanted = set(get_peft_model_state_dict(model, save_embedding_layers=False))
+    for text, names in (
+        ("has no place for", {n for n in found - wanted if "lora_" in n}),
+        ("also needs", wanted - found),
+    ):
+        if names:
+            raise UserError(
+                f"Could not load the adapter {str(folder)!r} on this base model: it has another architecture or size "
+                f"and {text} {len(names)} weights (such as {min(names)}); give the base model that the adapter names"
+            )
 
 
 def _portable_base(model: PeftModel, base_name: str | None) -> None:
