@@ -66,8 +66,9 @@ def run_tables(run: Path) -> dict[str, Path]:
     _, meta = load_results(run / checkpoint.RESULTS)
     found = {}
     for task in (meta.get("id"), *(meta.get("ood") or ())):
-        paths = sorted((run / checkpoint.TABLES).glob(f"{task}-*.npz"))
-        if not paths:
-            raise UserError(f"{run}: its results name the task {task!r}, but {checkpoint.TABLES}/ has no table of it")
+        named = (meta.get("tables") or {}).get(task)  # older results name no files
+        paths = [run / named] if named else sorted((run / checkpoint.TABLES).glob(f"{task}-*.npz"))
+        if not paths or not paths[0].is_file():
+            raise UserError(f"{run}: its results name the task {task!r}, but its table is not there")
         found[str(task)] = paths[0]
     return found

@@ -196,10 +196,7 @@ def finish(
     results = evaluate_tables(id_table, dict(ood), score)
     if not is_main_process():
         return results
-    for name, table in tables.items():
-        if table.nan_rows.any():
-            named = ", ".join(table.ids[table.nan_rows][:3])
-            say(f"{name}: {table.nan_rows.sum()} rows hold NaN or Inf (first: {named}) and rank as most uncertain")
+    _name_nan_rows(tables)
     intervals = bootstrap(id_table, dict(ood), resamples, score=score) if resamples else {}
     own = {name: f"{checkpoint.TABLES}/{name}-{table.meta.get('split')}.npz" for name, table in tables.items()}
     meta = {
@@ -216,21 +213,30 @@ def finish(
         "versions": checkpoint.versions(),
     }
     save_results(results, meta, folder / checkpoint.RESULTS, intervals)
+    pictures = _draw(folder, id_table, dict(ood))
+    if not quiet:
+        say("\n" + report.render_results(results, title, intervals))
+        say(f"\nAdapter, tables and results: {folder}" + (f"\nPictures: {pictures}" if pictures else ""))
+    return results
+
+
+def _name_nan_rows(tables: dict[str, PredictionTable]) -> None:
+    for name, table in tables.items():
+        if table.nan_rows.any():
+            named = ", ".join(table.ids[table.nan_rows][:3])
+            say(f"{name}: {table.nan_rows.sum()} rows hold NaN or Inf (first: {named}) and rank as most uncertain")
+
+
+def _draw(folder: Path, id_table: PredictionTable, ood: dict[str, PredictionTable]) -> str:
+    """Draw the pictures; returns where they are, as text."""
     pictures = [folder / "reliability.png", folder / "alpha0.png"]
     try:
         report.plot_reliability(id_table, pictures[0])
-        report.plot_alpha0(id_table, dict(ood), pictures[1])
+        report.plot_alpha0(id_table, ood, pictures[1])
     except UserError as error:  # figures are worth more than pictures: say what is missing and go on
         say(f"No pictures: {error}")
-        pictures = []
-    if quiet:
-        return results
-    say("\n" + report.render_results(results, title, intervals))
-    say(
-        f"\nAdapter, tables and results: {folder}"
-        + (f"\nPictures: {', '.join(map(str, pictures))}" if pictures else "")
-    )
-    return results
+        return ""
+    return ", ".join(map(str, pictures))
 
 
 def show_results(folder: Path) -> None:
