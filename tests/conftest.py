@@ -7,8 +7,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 import pytest
-import yaml
-from tiny import WORDS, build_model, make_rows, write_rows
+from tiny import WORDS, build_model, make_rows, write_recipe
 
 
 @pytest.fixture(scope="session")
@@ -58,42 +57,25 @@ def model_folder(tmp_path, tokenizer):
 @pytest.fixture
 def recipe(tmp_path, model_folder):
     """A recipe for the tiny model on files of its own."""
-    values = {
-        "model": {"name": str(model_folder)},
-        "lora": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "lm_head"]},
-        "method": {"name": "dappr", "reg_weight": 5e-3, "schedule": "constant"},
-        "data": {
-            "train": {
-                "name": "mine",
-                "splits": {
-                    split: write_rows(tmp_path / f"{split}.jsonl", make_rows(n, start))
-                    for split, n, start in (("train", 32, 0), ("validation", 9, 40), ("test", 11, 60))
-                },
-            },
-            "ood": [write_rows(tmp_path / "other.jsonl", make_rows(10, 80, options=5))],
-        },
-        "train": {
-            "output_dir": str(tmp_path / "run"), "per_device_train_batch_size": 8, "learning_rate": 1e-2,
-            "num_train_epochs": 2, "eval_strategy": "epoch", "save_strategy": "steps", "save_steps": 3,
-            "logging_steps": 2, "disable_tqdm": True, "evidence_offset": "auto",
-        },
-    }  # fmt: skip
-    path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(values))
-    return path
+    sizes = {"train": (32, 0), "validation": (9, 40), "test": (11, 60)}
+    splits = {split: make_rows(count, start) for split, (count, start) in sizes.items()}
+    settings = {"per_device_train_batch_size": 8, "num_train_epochs": 2, "save_strategy": "steps", "save_steps": 3}
+    return write_recipe(
+        tmp_path, model_folder, splits, make_rows(10, 80, options=5), evidence_offset="auto", **settings
+    )
 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory, tokenizer):
     """A finished run with its base model and data, made once: `trained / "run"`. Copy what you change."""
-    from serving import write_recipe
+    from serving import serving_recipe
 
     from dappr_llm.cli import main
 
     folder = tmp_path_factory.mktemp("trained")
     build_model().save_pretrained(folder / "base")
     tokenizer.save_pretrained(folder / "base")
-    assert main(["train", str(write_recipe(folder, folder / "base"))]) == 0
+    assert main(["train", str(serving_recipe(folder, folder / "base"))]) == 0
     return folder
 
 

@@ -6,7 +6,8 @@ import json
 import shutil
 
 import pytest
-from serving import questions, write_rows
+from serving import questions
+from tiny import write_rows
 
 from dappr_llm import UncertaintyPipeline, batch_predict
 from dappr_llm.ask import ask, bar

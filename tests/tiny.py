@@ -87,3 +87,28 @@ def make_rows(count=12, start=0, options=4):
 def write_rows(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
+
+
+def write_recipe(folder, base, splits, ood, **train):
+    """A recipe for the tiny model on rows of its own; its run goes to `folder/run`."""
+    import yaml
+
+    values = {
+        "model": {"name": str(base)},
+        "lora": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "lm_head"]},
+        "method": {"name": "dappr", "reg_weight": 5e-3, "schedule": "constant"},
+        "data": {
+            "train": {
+                "name": "mine",
+                "splits": {split: write_rows(folder / f"{split}.jsonl", rows) for split, rows in splits.items()},
+            },
+            "ood": [write_rows(folder / "other.jsonl", ood)],
+        },
+        "train": {
+            "output_dir": str(folder / "run"), "learning_rate": 1e-2, "eval_strategy": "epoch", "logging_steps": 2,
+            "disable_tqdm": True, **train,
+        },
+    }  # fmt: skip
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
