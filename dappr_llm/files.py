@@ -54,6 +54,7 @@ def folder_lock(folder: PathLike) -> Iterator[None]:
     except ImportError:  # not on this platform: nothing to hold with
         yield
         return
+    created = [parent for parent in (path.parent, *path.parent.parents) if not parent.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = open(path, "a")  # noqa: SIM115 - held open for as long as the lock
@@ -66,4 +67,10 @@ def folder_lock(folder: PathLike) -> Iterator[None]:
             raise UserError(f"{folder} is being written by another process; wait for it, or choose another") from None
         except OSError:
             pass  # a file system without locks
-        yield
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            for parent in created:  # a run that failed before it wrote anything leaves nothing
+                if parent.is_dir() and not any(parent.iterdir()):
+                    parent.rmdir()
