@@ -135,12 +135,14 @@ def test_no_network(hub, calibrated, tmp_path, capsys):
 
 def test_training_publishes_its_own_card(hub, trained, tmp_path, monkeypatch):
     """`push_to_hub=True`: our card and tags, no pickle, no draft of Trainer's or PEFT's."""
-    from huggingface_hub import constants, hf_api
+    import transformers.trainer
+    from huggingface_hub import HfApi, constants
     from peft import LoraConfig
 
     from dappr_llm import DAPPrConfig, DAPPrTrainer
 
-    monkeypatch.setattr(hf_api.api, "endpoint", hub.endpoint)  # Trainer's calls go through the client made at import
+    # Trainer keeps its client, which an earlier test may have made for another endpoint.
+    monkeypatch.setattr(transformers.trainer, "hf_api", lambda: HfApi(endpoint=hub.endpoint))
 
     for name, value in {"ENDPOINT": hub.endpoint, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}.items():
         monkeypatch.setattr(constants, name, value)

@@ -88,16 +88,6 @@ def test_dry_run_and_tables_only_run_nothing(table_file, tmp_path, capsys):
     assert "started" not in capsys.readouterr().out and not (tmp_path / "out").exists()
 
 
-def test_a_failure_is_reported_and_the_rest_go_on(table_file, tmp_path):
-    change(table_file, rows=[{"recipe": "ce", "set": {"lora.target_modules": ["nothing"]}},
-                             {"recipe": "mc", "weights_of": "ce"}, "dappr"])  # fmt: skip
-    found = run_sweep(table_file, "--seeds", "0")
-    assert found.returncode == 1
-    assert "ce seed 0: FAILED" in found.stdout and "lora section does not fit" in found.stdout
-    assert "mc seed 0: left out" in found.stdout and "dappr seed 0: done" in found.stdout
-    assert "| dappr | 1 |" in found.stdout
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["SIGINT", "SIGKILL"])
 def test_interrupted_sweeps_lose_and_repeat_nothing(table_file, tmp_path, number):
     change(table_file, rows=["ce", {"recipe": "dappr", "set": {"train.num_train_epochs": 60}}])
