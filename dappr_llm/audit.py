@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from string import ascii_uppercase as LETTERS
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from .intervals import LEVEL, RESAMPLES, draw_weights
 from .predictions import PredictionTable
 from .results import Intervals, save_results
 
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 TABLE, RESULTS = "audit.npz", "audit.json"
 _MARK = "@"
 _CHUNK = 2_000_000  # questions times resamples held at a time

@@ -11,7 +11,7 @@ from .commands import finish, say
 from .errors import UserError
 from .predictions import PredictionTable, combine
 from .questions import questions_path
-from .results import load_results
+from .results import load_results, table_paths
 
 
 def combine_tables(paths: list[str], out: str) -> PredictionTable:
@@ -64,11 +64,9 @@ def run_tables(run: Path) -> dict[str, Path]:
     if not (run / checkpoint.RESULTS).is_file():
         raise UserError(f"{run} is not a finished run: it holds no {checkpoint.RESULTS}")
     _, meta = load_results(run / checkpoint.RESULTS)
-    found = {}
-    for task in (meta.get("id"), *(meta.get("ood") or ())):
-        named = (meta.get("tables") or {}).get(task)  # older results name no files
-        paths = [run / named] if named else sorted((run / checkpoint.TABLES).glob(f"{task}-*.npz"))
-        if not paths or not paths[0].is_file():
+    paths = table_paths(run, meta)
+    tasks = [str(task) for task in (meta.get("id"), *(meta.get("ood") or ()))]
+    for task in tasks:
+        if task not in paths or not paths[task].is_file():
             raise UserError(f"{run}: its results name the task {task!r}, but its table is not there")
-        found[str(task)] = paths[0]
-    return found
+    return {task: paths[task] for task in tasks}

@@ -9,13 +9,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from . import checkpoint
 from .evaluators import evaluate_tables
 from .files import write_text
 from .intervals import Paired, Summary, over_seeds, paired_bootstrap
 from .predictions import PredictionTable
+from .reporting.tables import escape_latex
+from .results import to_json
 
 SIGNIFICANT = 0.05
 # key, header, how it is shown, whether larger is better
@@ -190,11 +191,11 @@ def render_latex(comparison: Comparison) -> str:
     lines = [
         r"\begin{tabular}{l" + "r" * len(headers) + "}",
         r"\toprule",
-        " & ".join(["method", *map(_tex, headers)]) + r" \\",
+        " & ".join(["method", *map(escape_latex, headers)]) + r" \\",
         r"\midrule",
     ]
     for entry, cells in zip(comparison.entries, rows, strict=True):
-        lines.append(" & ".join([_tex(entry.label), *(_latex_cell(*cell) for cell in cells)]) + r" \\")
+        lines.append(" & ".join([escape_latex(entry.label), *(_latex_cell(*cell) for cell in cells)]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
@@ -203,14 +204,6 @@ def _latex_cell(mean: str, std: str, best: bool, differs: bool) -> str:
         return "--"
     value = rf"\mathbf{{{mean}}}" if best else mean
     return f"${value}" + (rf" \pm {std}" if std else "") + ("^{*}" if differs else "") + "$"
-
-
-_TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-_TEX |= {character: f"\\{character}" for character in "&%$#_{}"}
-
-
-def _tex(text: str) -> str:
-    return "".join(_TEX.get(character, character) for character in text)
 
 
 def render_csv(comparison: Comparison) -> str:
@@ -245,14 +238,6 @@ def save_comparison(comparison: Comparison, folder: Path, name: str, description
     write_text(folder / "table.md", f"{heading}{markdown}\nVersions: {versions}\n")
     write_text(folder / "table.tex", render_latex(comparison))
     write_text(folder / "table.csv", render_csv(comparison))
-    content = {"name": name, "versions": checkpoint.versions(), **_plain(asdict(comparison))}
+    content = {"name": name, "versions": checkpoint.versions(), **to_json(asdict(comparison))}
     write_text(folder / "table.json", json.dumps(content, indent=2, allow_nan=False) + "\n")
     return markdown + f"\nTables: {folder / 'table.md'}, .tex, .csv, .json"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

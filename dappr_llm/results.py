@@ -6,10 +6,12 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from . import checkpoint
 from .errors import UserError
 from .files import PathLike, write_text
 
@@ -51,9 +53,9 @@ def save_results(
     """
     content = {
         "schema_version": SCHEMA_VERSION,
-        "meta": _to_json(dict(meta)),
-        "results": _to_json(dict(results)),
-        "intervals": _to_json(dict(intervals or {})),
+        "meta": to_json(dict(meta)),
+        "results": to_json(dict(results)),
+        "intervals": to_json(dict(intervals or {})),
     }
     write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
@@ -106,11 +108,23 @@ def _number(value: Any) -> Any:
     return math.nan if value is None else value
 
 
-def _to_json(value: Any) -> Any:
+def to_json(value: Any) -> Any:
+    """Plain JSON values: numpy scalars as numbers, and `None` for NaN and Inf, which JSON lacks."""
     if isinstance(value, dict):
-        return {str(name): _to_json(item) for name, item in value.items()}
+        return {str(name): to_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_to_json(item) for item in value]
+        return [to_json(item) for item in value]
     if isinstance(value, np.generic):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def table_paths(folder: Path, meta: dict[str, Any]) -> dict[str, Path]:
+    """By task: the tables that the results file names, or else every table among the predictions."""
+    named = meta.get("tables")
+    if isinstance(named, dict) and named:
+        return {str(task): folder / str(path) for task, path in named.items()}
+    paths = sorted((folder / checkpoint.TABLES).glob("*.npz"))
+    found = {path.stem.rpartition("-")[0] or path.stem: path for path in paths}
+    wanted = [meta.get("id"), *meta.get("ood", [])]
+    return {task: found[task] for task in wanted if task in found} or found

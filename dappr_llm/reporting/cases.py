@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from string import ascii_uppercase as LETTERS
 
 import numpy as np
 
@@ -10,8 +11,6 @@ from .. import metrics
 from ..predictions import PredictionTable
 from ..questions import Question
 from .load import RunData
-
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 @dataclass(frozen=True)

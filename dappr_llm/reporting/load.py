@@ -13,7 +13,7 @@ from ..evaluators import evaluate_tables
 from ..intervals import bootstrap
 from ..predictions import PredictionTable
 from ..questions import Question, load_questions
-from ..results import Intervals, load_results_file
+from ..results import Intervals, load_results_file, table_paths
 
 
 @dataclass
@@ -73,7 +73,7 @@ def load_run(folder: str | Path, id_name: str | None = None, allow_nan: bool = F
         raise UserError(f"{folder}: no such folder; give one that `dappr train` or `dappr evaluate` wrote")
     results = folder / checkpoint.RESULTS
     meta = load_results_file(results).meta if results.is_file() else {}
-    paths = _table_paths(folder, meta)
+    paths = table_paths(folder, meta)
     if not paths:
         raise UserError(f"{folder} holds no prediction tables ({checkpoint.TABLES}/*.npz); run `dappr evaluate` first")
     name = id_name or meta.get("id") or (next(iter(paths)) if len(paths) == 1 else None)
@@ -85,14 +85,3 @@ def load_run(folder: str | Path, id_name: str | None = None, allow_nan: bool = F
     tables = {task: PredictionTable.load(paths[task], allow_nan) for task in order}
     questions = {task: load_questions(paths[task]) for task in order}
     return RunData(folder.resolve().name, name, tables, questions, meta, **kwargs)
-
-
-def _table_paths(folder: Path, meta: dict[str, Any]) -> dict[str, Path]:
-    """By task: the tables that the results file names, or else every table among the predictions."""
-    named = meta.get("tables")
-    if isinstance(named, dict) and named:
-        return {str(task): folder / str(path) for task, path in named.items()}
-    paths = sorted((folder / checkpoint.TABLES).glob("*.npz"))
-    found = {path.stem.rpartition("-")[0] or path.stem: path for path in paths}
-    wanted = [meta.get("id"), *meta.get("ood", [])]
-    return {task: found[task] for task in wanted if task in found} or found

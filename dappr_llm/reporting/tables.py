@@ -232,9 +232,10 @@ def to_latex(tables: Sequence[Table]) -> str:
         layout = "l" * len(table.headings) + "r" * len(table.columns)
         lines = [[*table.headings, *table.columns]]
         lines += [[*names, *(_with_interval(cell, "[{}]") for cell in cells)] for names, cells in table.rows]
-        shown = [" & ".join(_latex(cell) for cell in line) + r" \\" for line in lines]
+        shown = [" & ".join(escape_latex(cell) for cell in line) + r" \\" for line in lines]
         body = "\n".join([r"\toprule", shown[0], r"\midrule", *shown[1:], r"\bottomrule"])
-        head = f"\\begin{{table}}\n\\centering\n\\caption{{{_latex(table.caption)}}}\n\\begin{{tabular}}{{{layout}}}"
+        caption = escape_latex(table.caption)
+        head = f"\\begin{{table}}\n\\centering\n\\caption{{{caption}}}\n\\begin{{tabular}}{{{layout}}}"
         blocks.append(f"{head}\n{body}\n\\end{{tabular}}\n\\end{{table}}")
     return "\n\n".join(blocks) + "\n"
 
@@ -248,7 +249,8 @@ _LATEX: Mapping[str, str] = {
 }
 
 
-def _latex(text: str) -> str:
+def escape_latex(text: str) -> str:
+    """Text as LaTeX shows it, on one line."""
     return "".join(_LATEX.get(letter, letter) for letter in " ".join(text.split()))
 
 
