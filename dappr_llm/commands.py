@@ -9,10 +9,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from . import checkpoint, report
+from . import checkpoint, manifest, report
 from .errors import UserError
 from .evaluators import evaluate_tables
-from .files import LOCK, folder_lock, write_text
+from .files import LOCK, folder_lock, remove_leftovers, write_text
 from .intervals import RESAMPLES, bootstrap
 from .predictions import PredictionTable
 from .questions import save_questions
@@ -96,6 +96,7 @@ def claim_folder(recipe: Recipe, folder: Path, resume: str | None, overwrite: bo
     """
     Make sure that the output folder is free or holds this very run. Returns whether that run is finished.
     """
+    remove_leftovers(folder)
     if not folder.exists() or not any(entry.name != LOCK for entry in folder.iterdir()):
         return False
     path = folder / checkpoint.RECIPE
@@ -108,6 +109,7 @@ def claim_folder(recipe: Recipe, folder: Path, resume: str | None, overwrite: bo
             folder / checkpoint.RESULTS,
             folder / "decision.json",
             folder / "adapter_model.safetensors",
+            folder / manifest.NAME,
             path,
         ):
             entry.unlink(missing_ok=True)

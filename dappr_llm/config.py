@@ -32,6 +32,9 @@ class DAPPrConfig(TrainingArguments):
             0, or what the adapter that training starts from was trained with.
         prompt (`dict`, *optional*):
             Fields of `dappr_llm.text.prompt.Prompt` that differ from its defaults.
+        on_nonfinite (`str`, *optional*, defaults to `"stop"`):
+            What to do when a loss or gradient is NaN or infinite: `"stop"` with an error that names rows and terms, or
+            `"skip"` that step, with a warning; no weight changes in it, in any process.
         metric_for_best_model (`str`, *optional*):
             `"nll"`, `"accuracy"`, `"ece"`, `"brier"` or `"loss"`; the direction follows from the name.
     """
@@ -42,6 +45,7 @@ class DAPPrConfig(TrainingArguments):
         default=None, metadata={"help": "A number added to every answer logit, or 'auto'."}
     )
     prompt: dict | str | None = field(default=None, metadata={"help": "Fields of Prompt that differ."})
+    on_nonfinite: str = field(default="stop", metadata={"help": "'stop' or 'skip' when a loss is NaN or infinite."})
     remove_unused_columns: bool = field(default=False, metadata={"help": "Our collator picks the columns itself."})
 
     _VALID_DICT_FIELDS = [*getattr(TrainingArguments, "_VALID_DICT_FIELDS", []), "prompt"]
@@ -56,6 +60,10 @@ class DAPPrConfig(TrainingArguments):
                 self.evidence_offset = float(offset)  # type: ignore[assignment]
             except (TypeError, ValueError):
                 raise UserError(f"evidence_offset must be a number or 'auto', got {offset!r}") from None
+        if self.on_nonfinite not in ("stop", "skip"):
+            raise UserError(f"on_nonfinite must be 'stop' or 'skip', got {self.on_nonfinite!r}")
+        if self.ddp_find_unused_parameters is None:  # every trained weight is used; looking for others costs a pass
+            self.ddp_find_unused_parameters = False
         if isinstance(self.prompt, str):
             self.prompt = json.loads(self.prompt)
         if not torch.accelerator.is_available():

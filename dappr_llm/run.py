@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import checkpoint
+from . import checkpoint, manifest
 from .errors import UserError
 from .methods import Method, get_method
 from .recipe import Recipe, check_keys
@@ -178,6 +178,7 @@ def build(recipe: Recipe, args: DAPPrConfig) -> Run:
 def _starting_adapter(name: str) -> tuple[str, Mapping[str, Any]]:
     """The folder of the adapter to start from; one trained elsewhere has no sidecar, which is fine."""
     folder = Path(name)
+    manifest.check(folder)
     if folder.is_dir() and not (folder / checkpoint.SIDECAR).is_file():
         return name, {}
     if not folder.is_dir() and "/" not in name:
@@ -275,6 +276,7 @@ def load_checkpoint(
     from .text.prompt import Prompt
 
     folder, config = checkpoint.load_sidecar(checkpoint_name, revision)
+    manifest.check(folder)
     if config["modality"] != "text":
         raise UserError(f"{checkpoint_name}: unknown modality {config['modality']!r}")
     method = get_method(config["method"]["name"], **config["method"]["options"])

@@ -128,12 +128,8 @@ class DAPPrTrainer(PublishingTrainer):
                 A checkpoint folder; `True`: the last one in `output_dir`; `"auto"`: the same if there is one, else a
                 fresh start. Defaults to `args.resume_from_checkpoint`.
         """
-        resume = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
-        if resume in ("auto", "true", True):
-            last = checkpoint.last_checkpoint(self.args.output_dir)
-            if last is None and resume != "auto":
-                raise UserError(f"{self.args.output_dir} holds no checkpoint to resume from")
-            resume = last
+        wanted = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
+        resume = self.resume_folder(wanted)
         if resume:
             _, config = checkpoint.load_sidecar(str(resume))
             self.backend.evidence_offset = config["evidence_offset"]
@@ -211,7 +207,7 @@ class DAPPrTrainer(PublishingTrainer):
             num_options = torch.full_like(labels, self.backend.num_choices)
         terms, extra = self._loss_terms(outputs, labels, num_options, progress)
         loss = sum(terms.values()).mean()  # type: ignore[union-attr]
-        if model.training:
+        if model.training and self.watch.see(terms, inputs.get("row"), self.row_names):
             self._record(terms, extra, outputs, labels, num_options, progress)
         return (loss, outputs) if return_outputs else loss
 
