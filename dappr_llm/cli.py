@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from . import __version__, cli_serve
+from . import __version__, cli_scale, cli_serve
 from .errors import UserError
 
 _EPILOG = {
@@ -17,6 +17,7 @@ _EPILOG = {
   dappr train recipes/quickstart.yaml
   dappr train obqa_smollm2/dappr --data-root data --set train.seed=3 --set method.reg_weight=1e-3
   dappr train recipes/quickstart.yaml --resume            go on after Ctrl-C
+  dappr train obqa_mistral7b/dappr --launch multi_gpu    accelerate's launcher with a shipped setting; the same as
   accelerate launch --config_file recipes/accelerate/multi_gpu.yaml -m dappr_llm train obqa_mistral7b/dappr""",
     "predict": """examples:
   dappr predict runs/quickstart --task everyday --split test --out predictions.npz
@@ -83,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def verb(name: str, help: str) -> argparse.ArgumentParser:
         return verbs.add_parser(
-            name, help=help, description=help, epilog=(_EPILOG | cli_serve.EPILOG)[name],
+            name, help=help, description=help, epilog=(_EPILOG | cli_serve.EPILOG | cli_scale.EPILOG)[name],
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )  # fmt: skip
 
@@ -96,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
         "--resume", nargs="?", const="auto", metavar="CHECKPOINT", help="go on from the last (or this) checkpoint"
     )
     train.add_argument("--overwrite", action="store_true", help="remove an older run from the output folder first")
+    cli_scale.add_launch(train)
 
     predict = verb("predict", "Predict a task or a file of questions with a trained checkpoint.")
     predict.add_argument("checkpoint", nargs="+", help="folder of a run, or Hub id; several make an ensemble")
@@ -112,6 +114,7 @@ def _parser() -> argparse.ArgumentParser:
 
     _figure_verbs(verb)
     cli_serve.add_verbs(verb, _common)
+    cli_scale.add_verbs(verb)
     _combine_arguments(verb("combine", "Make an ensemble of finished runs or of saved tables; needs no model."))
     _sweep_arguments(verb("sweep", "Train methods x seeds on one task and make one table of their results."))
     verb("recipes", "List the recipes that ship with the package.")
@@ -194,6 +197,8 @@ def _train(args: argparse.Namespace) -> int:
     overrides = list(args.set)
     overrides += [f"train.output_dir={args.output_dir}"] if args.output_dir else []
     overrides += [f"data.root={args.data_root}"] if args.data_root else []
+    if args.launch:
+        return cli_scale.launch_train(args, overrides)
     return 0 if train(load_recipe(args.recipe, overrides), args.resume, args.overwrite) else 130
 
 
@@ -322,6 +327,7 @@ def main(argv: list[str] | None = None) -> int:
         "audit": _audit,
         "recipes": _recipes,
         **cli_serve.HANDLERS,
+        **cli_scale.HANDLERS,
     }
     try:
         with _messages():

@@ -62,6 +62,8 @@ def train(recipe: Recipe, resume: str | None = None, overwrite: bool = False) ->
             say(f"{folder} holds this run already, finished; use --overwrite to train it again.")
             show_results(folder)
             return folder
+        if not is_main_process() and resume is not None and not overwrite and (folder / checkpoint.RESULTS).is_file():
+            return folder  # the first process says so, and waits for nobody
         return _train(recipe, folder, resume)
 
 

@@ -193,6 +193,29 @@ class DurableTrainer(Trainer):
         manifest.check(self.state.best_model_checkpoint)
         super()._load_best_model()
 
+    # --- several processes --------------------------------------------------------------------------------------
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        """As Trainer's; then each process draws its own noise and dropout. The order of rows has a seed of its own."""
+        prepared = super()._prepare_for_training(*args, **kwargs)
+        if self.args.world_size > 1:
+            torch.manual_seed(self.args.seed + self.args.process_index)
+        return prepared
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+        """
+        As Trainer's; the last batch of an epoch also gets each row's share of the loss.
+
+        Where rows do not divide by processes, accelerate fills the last round up with rows from the start. Those count
+        for nothing here, and the others as they would in one process: processes change no gradient.
+        """
+        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        state = self.accelerator.gradient_state
+        if self.args.world_size > 1 and batches and state.end_of_dataloader and state.remainder > 0:
+            shape = (state.remainder, self.args.world_size, self.args.process_index)
+            batches[-1]["shares"] = real_shares(len(batches[-1]["labels"]), *shape)
+        return batches, items
+
     # --- losses that are not finite -------------------------------------------------------------------------------
 
     @property
@@ -224,6 +247,17 @@ class DurableTrainer(Trainer):
                 logger.warning(f"{report}; this step changes no weight")
         self.watch.clear()
         return norm
+
+
+def real_shares(size: int, real: int, processes: int, index: int) -> Tensor:
+    """
+    Shares of a process's rows in the loss of a last round of which only the first `real` rows are not repeats.
+
+    Gradients are averaged over processes, hence the factor: with 10 real rows, 2 processes and batches of 8, the second
+    process has 2 of them, and each of the 10 counts 2/10 where it is.
+    """
+    own = min(max(real - index * size, 0), size)
+    return torch.cat([torch.full((own,), processes / real), torch.zeros(size - own)])
 
 
 def is_write_error(error: BaseException) -> bool:

@@ -184,7 +184,7 @@ class DAPPrTrainer(PublishingTrainer):
         grouped = self.args.train_sampling_strategy == "group_by_length"
         if not grouped or "length" not in getattr(dataset, "column_names", ()):
             return super()._get_train_sampler(train_dataset)
-        batch = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        batch = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
         return LengthGrouped(batch, dataset["length"], self.args.data_seed or self.args.seed, lambda: self.state.epoch)
 
     def progress(self) -> Progress:
@@ -206,9 +206,11 @@ class DAPPrTrainer(PublishingTrainer):
         if num_options is None:
             num_options = torch.full_like(labels, self.backend.num_choices)
         terms, extra = self._loss_terms(outputs, labels, num_options, progress)
-        loss = sum(terms.values()).mean()  # type: ignore[union-attr]
+        shares = inputs.get("shares")  # each row's part of the loss, where the last batch was filled up with repeats
+        per_row: Any = sum(terms.values())
+        loss = per_row.mean() if shares is None else (per_row * shares).sum()
         if model.training and self.watch.see(terms, inputs.get("row"), self.row_names):
-            self._record(terms, extra, outputs, labels, num_options, progress)
+            self._record(terms, extra, outputs, labels, num_options, progress, shares)
         return (loss, outputs) if return_outputs else loss
 
     def _loss_terms(
@@ -243,6 +245,7 @@ class DAPPrTrainer(PublishingTrainer):
         labels: Tensor,
         num_options: Tensor,
         progress: Progress,
+        shares: Tensor | None = None,
     ) -> None:
         """Sum up what the next `log` reports; stays on the device, so a step waits for nothing."""
         values = {f"loss/{key}": value for key, value in terms.items()} | extra
@@ -250,6 +253,7 @@ class DAPPrTrainer(PublishingTrainer):
         if self.state.global_step < 20 and int(num_options.min()) == self.backend.num_choices:
             values["grad/common_mode"] = common_mode_share(self.method, outputs, labels, progress)
         for key, value in values.items():
+            value = value if shares is None else value[shares > 0]
             pair = torch.stack([value.detach().double().sum(), value.new_tensor(len(value), dtype=torch.double)])
             self._terms[key] = self._terms.get(key, 0) + pair
 
