@@ -42,7 +42,7 @@ def launch_train(args: argparse.Namespace, overrides: list[str]) -> int:
 
 def add_verbs(verb: Callable[[str, str], argparse.ArgumentParser]) -> None:
     """Add `dappr plan`."""
-    plan = verb("plan", "What a recipe will take: parameters, memory per GPU, steps, tokens, coefficients. No weights.")
+    plan = verb("plan", "What a recipe will take: parameters, memory per GPU, steps, tokens, coefficients.")
     plan.add_argument("recipe", help="a YAML file, or the name of a shipped recipe (see `dappr recipes`)")
     plan.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a recipe value")
     plan.add_argument("--config", help="config.json of the model (or its folder), instead of asking the Hub")

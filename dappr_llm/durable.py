@@ -236,7 +236,9 @@ class DurableTrainer(Trainer):
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         """Trainer asks for the norm right before each optimizer step: the place to notice that one must not happen."""
         norm = super()._get_grad_norm(model, grad_norm)
-        scaled = getattr(self.accelerator, "scaler", None) is not None  # then an infinite norm is everyday, and handled
+        scaled = (
+            getattr(self.accelerator, "scaler", None) is not None
+        )  # then an infinite norm is everyday, and handled
         bad = self.watch.bad or not (scaled or torch.isfinite(torch.as_tensor(norm)).all())
         if self._any(bad):
             report = self.watch.report(self.args.world_size, self.state.global_step + 1)
@@ -253,8 +255,8 @@ def real_shares(size: int, real: int, processes: int, index: int) -> Tensor:
     """
     Shares of a process's rows in the loss of a last round of which only the first `real` rows are not repeats.
 
-    Gradients are averaged over processes, hence the factor: with 10 real rows, 2 processes and batches of 8, the second
-    process has 2 of them, and each of the 10 counts 2/10 where it is.
+    Gradients are averaged over processes, hence the factor: with 10 real rows, 2 processes and batches of 8, the
+    second process has 2 of them, and each of the 10 counts 2/10 where it is.
     """
     own = min(max(real - index * size, 0), size)
     return torch.cat([torch.full((own,), processes / real), torch.zeros(size - own)])

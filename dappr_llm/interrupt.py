@@ -18,8 +18,8 @@ class InterruptCallback(TrainerCallback):
     Turns SIGINT and SIGTERM into a saved, resumable stop at the end of the current step.
 
     A second Ctrl-C interrupts at once, unless it is the echo of the first: a launcher passes on to its processes the
-    signal that the terminal has already sent them. With several processes the wish to stop is shared after each step, so that
-    all of them stop at the same one.
+    signal that the terminal has already sent them. With several processes the wish to stop is shared after each step,
+    so that all of them stop at the same one.
     """
 
     def __init__(self) -> None:

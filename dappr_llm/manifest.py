@@ -1,5 +1,5 @@
 """
-`manifest.json`: size and SHA-256 of every file of a saved model, so that a damaged one is never loaded as if it were whole.
+`manifest.json`: size and SHA-256 of every file of a saved model, so that a damaged one is never taken for whole.
 
 Folders are written under a hidden name and renamed when their manifest is on the disk: what bears its final name is
 complete, whatever happened to the process that wrote it.
@@ -105,7 +105,7 @@ def staging(final: str | Path) -> Path:
 
 
 def publish(source: Path, final: Path) -> None:
-    """Give a folder that was written whole its name; an older one under that name goes only when the new one is there."""
+    """Give a folder that was written whole its name; an older one of that name goes only when the new one is there."""
     write(source)
     aside = None
     if final.exists():
@@ -119,7 +119,7 @@ def publish(source: Path, final: Path) -> None:
 
 
 def publish_into(source: Path, final: Path) -> None:
-    """Move the files of a folder into another that holds more than them; the manifest is taken away first, put last."""
+    """Move the files of a folder into another that holds more; the manifest is taken away first and put last."""
     names = sorted(p.relative_to(source).as_posix() for p in source.rglob("*") if p.is_file())
     write(source)
     final.mkdir(parents=True, exist_ok=True)

@@ -19,8 +19,8 @@ class NonFiniteWatch:
     """
 
     remedy = (
-        "Look at those rows, lower train.learning_rate or train.max_grad_norm, or set train.on_nonfinite: skip to leave "
-        "out such steps"
+        "Look at those rows, lower train.learning_rate or train.max_grad_norm, or set train.on_nonfinite: skip to "
+        "leave out such steps"
     )
 
     def __init__(self) -> None:
@@ -52,7 +52,9 @@ class NonFiniteWatch:
         self.bad = True
         bad_rows = ~torch.stack(list(good.values())).all(0)
         places = bad_rows.nonzero().squeeze(-1)
-        ids = names(None if rows is None else rows[places.to(rows.device)]) or [f"#{int(i)} of its batch" for i in places]
+        ids = names(None if rows is None else rows[places.to(rows.device)]) or [
+            f"#{int(i)} of its batch" for i in places
+        ]
         for name, place in zip(ids, places.tolist(), strict=True):
             values = [f"{key} {terms[key][place].item():g}" for key in terms if not bool(good[key][place])]
             self.found.append(f"{name} ({', '.join(values)})")

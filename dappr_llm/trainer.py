@@ -15,12 +15,11 @@ from transformers import EvalPrediction
 
 from . import checkpoint
 from .config import DAPPrConfig
-from .errors import UserError
 from .evaluators import evaluate_id
 from .files import write_text
 from .interrupt import InterruptCallback
 from .methods import Method, Progress, get_method, name_of
-from .monitor import ChanceMonitor, common_mode_share, evidence_stats
+from .monitor import DEAD, ChanceMonitor, Tally, common_mode_share, evidence_stats
 from .outputs import Outputs
 from .passes import read_logits, seeded
 from .predictions import PredictionTable
@@ -30,7 +29,6 @@ from .samplers import FixedOrder, LengthGrouped
 logger = logging.getLogger(__name__)
 
 _PROBE_ROWS = 64  # training rows read once to know where the logits start
-_DEAD = -5.0  # start logits below this carry almost no gradient
 
 
 class DAPPrTrainer(PublishingTrainer):
@@ -96,7 +94,7 @@ class DAPPrTrainer(PublishingTrainer):
             eval_dataset = {key: self._prepare(rows, key) for key, rows in eval_dataset.items()}
         elif eval_dataset is not None:
             eval_dataset = self._prepare(eval_dataset, "eval_dataset")
-        self._terms: dict[str, Tensor] = {}
+        self._tally = Tally()
         self._chance = ChanceMonitor()
         self.interrupt = InterruptCallback()
         super().__init__(
@@ -160,7 +158,7 @@ class DAPPrTrainer(PublishingTrainer):
             f"Answer logits start at {mean:.2f} (from {low:.2f} to {high:.2f}), evidence offset "
             f"{self.backend.evidence_offset:g}"
         )
-        if mean < _DEAD:
+        if mean < DEAD:
             logger.warning(
                 f"Answer logits start at {mean:.1f} on average: evidence is dead there and its gradient vanishes; set "
                 "train.evidence_offset: auto"
@@ -209,7 +207,8 @@ class DAPPrTrainer(PublishingTrainer):
         shares = inputs.get("shares")  # each row's part of the loss, where the last batch was filled up with repeats
         per_row: Any = sum(terms.values())
         loss = per_row.mean() if shares is None else (per_row * shares).sum()
-        if model.training and self.watch.see(terms, inputs.get("row"), self.row_names):
+        if model.training:
+            self.watch.see(terms, inputs.get("row"), self.row_names)
             self._record(terms, extra, outputs, labels, num_options, progress, shares)
         return (loss, outputs) if return_outputs else loss
 
@@ -250,23 +249,17 @@ class DAPPrTrainer(PublishingTrainer):
         """Sum up what the next `log` reports; stays on the device, so a step waits for nothing."""
         values = {f"loss/{key}": value for key, value in terms.items()} | extra
         values |= evidence_stats(self.method, outputs, labels, num_options)
-        if self.state.global_step < 20 and int(num_options.min()) == self.backend.num_choices:
-            values["grad/common_mode"] = common_mode_share(self.method, outputs, labels, progress)
-        for key, value in values.items():
-            value = value if shares is None else value[shares > 0]
-            pair = torch.stack([value.detach().double().sum(), value.new_tensor(len(value), dtype=torch.double)])
-            self._terms[key] = self._terms.get(key, 0) + pair
+        if self.state.global_step < 20:
+            share = common_mode_share(self.method, outputs, labels, progress)
+            values["grad/common_mode"] = share.masked_fill(num_options != self.backend.num_choices, math.nan)
+        self._tally.add(values, None if shares is None else shares > 0)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if "loss" in logs and self._terms:
-            keys = sorted(self._terms)
-            sums = self.accelerator.reduce(torch.stack([self._terms[key] for key in keys]), reduction="sum")
-            means = dict(zip(keys, (sums[:, 0] / sums[:, 1]).tolist(), strict=True))
-            rows = int(sums[keys.index("accuracy"), 1])
-            self._terms = {}
-            chance = means.pop("chance")
+        if "loss" in logs and self._tally:
+            means, rows = self._tally.drain(self.args.world_size)
+            chance = means.pop("chance", math.nan)
             logs.update(means)
-            warning = self._chance.update(rows, means["accuracy"], chance, means.get("alpha0"))
+            warning = self._chance.update(rows, means.get("accuracy", math.nan), chance, means.get("alpha0"))
             if warning and self.is_world_process_zero():
                 logger.warning(warning)
         super().log(logs, start_time)

@@ -47,7 +47,13 @@ def test_checkpoints_are_named_when_whole(saved):
     for folder in (saved, saved / "checkpoint-2", saved / "checkpoint-4"):
         assert manifest.problem(folder, required=True) is None
     names = {path.name for path in (saved / "checkpoint-4").iterdir()}
-    assert {"optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "adapter_model.safetensors"} <= names
+    assert {
+        "optimizer.pt",
+        "scheduler.pt",
+        "rng_state.pth",
+        "trainer_state.json",
+        "adapter_model.safetensors",
+    } <= names
 
 
 @pytest.mark.parametrize("damage", [truncate, flip])

@@ -1,0 +1,158 @@
+"""
+Kills a small training run at random moments, resumes it each time, and compares its weights with an uninterrupted run's.
+
+    python scripts/kill_test.py --kills 20
+
+Steps, saves and evaluations are short on a tiny model; kills come at random, and on purpose in the middle of saves.
+Prints how many kills hit what, and fails unless the final weights are equal bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+
+def prepare(folder: Path) -> Path:
+    """A tiny base model and a recipe for it: 12 steps, a save every 2, an evaluation every 3."""
+    from tiny import build_model, build_tokenizer, make_rows, write_recipe
+
+    build_model().save_pretrained(folder / "base")
+    build_tokenizer().save_pretrained(folder / "base")
+    splits = {"train": make_rows(48), "validation": make_rows(64, 60), "test": make_rows(16, 140)}
+    return write_recipe(
+        folder, folder / "base", splits, make_rows(10, 180, options=5), evidence_offset="auto",
+        per_device_train_batch_size=8, num_train_epochs=2, save_strategy="steps", save_steps=2, save_total_limit=2,
+        eval_steps=3,
+    )  # fmt: skip
+
+
+def command(recipe: Path, run: Path) -> list[str]:
+    settings = ["train.eval_strategy=steps", "lora.lora_dropout=0.1"]  # the random state must come back too
+    start = [sys.executable, "-m", "dappr_llm", "train", str(recipe), "--output-dir", str(run), "--resume"]
+    return start + [part for text in settings for part in ("--set", text)]
+
+
+def start(recipe: Path, run: Path, log: Path) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    with log.open("ab") as handle:
+        return subprocess.Popen(command(recipe, run), stdout=handle, stderr=handle, env=environment)
+
+
+def what_it_does(run: Path, log: Path) -> str:
+    """What a run is busy with, seen from outside."""
+    if list(run.glob(".*.partial")):
+        return "save"
+    text = log.read_text(errors="replace") if log.exists() else ""
+    last = text.rstrip().splitlines()[-1:] or [""]
+    if "Predicting" in last[0]:
+        return "prediction"
+    if "Training" in text or "'loss'" in text:
+        return "evaluation" if "eval_" not in last[0] and "'loss'" in last[0] and "'epoch'" in last[0] else "steps"
+    return "start"
+
+
+def kill_once(recipe: Path, run: Path, log: Path, draw: random.Random, in_save: bool) -> str | None:
+    """Start or resume, kill; returns what it was doing, or `None` if it finished first."""
+    log.unlink(missing_ok=True)
+    process = start(recipe, run, log)
+    begun = None
+    wait = draw.uniform(0, 1.5)
+    limit = time.monotonic() + 300
+    while process.poll() is None and time.monotonic() < limit:
+        doing = what_it_does(run, log)
+        if begun is None and doing != "start":
+            begun = time.monotonic()
+        due = begun is not None and time.monotonic() - begun > wait
+        if doing == "save" if in_save else due:
+            process.kill()
+            process.wait()
+            return doing
+        time.sleep(0.001)
+    if process.poll() is None:
+        process.kill()
+        raise SystemExit(f"The run did not end within 300 s:\n{log.read_text()}")
+    if process.returncode != 0:
+        raise SystemExit(f"The run could not be resumed (exit code {process.returncode}):\n{log.read_text()}")
+    return None
+
+
+def weights(run: Path) -> dict[str, bytes]:
+    from safetensors.numpy import load_file
+
+    return {name: value.tobytes() for name, value in load_file(run / "adapter_model.safetensors").items()}
+
+
+def kill_test(kills: int, seed: int, folder: Path) -> dict[str, int]:
+    """
+    Run the test; returns how many kills hit what.
+
+    A run that finishes before its kill is begun again from nothing, so that every kill counts.
+    """
+    draw = random.Random(seed)
+    recipe = prepare(folder)
+    log = folder / "run.log"
+    if start(recipe, folder / "whole", log).wait(300) != 0:
+        raise SystemExit(f"The uninterrupted run failed:\n{log.read_text()}")
+    wanted = weights(folder / "whole")
+    hits: dict[str, int] = {}
+    done = finished = 0
+    while done < kills:
+        run = folder / f"run{finished}"
+        doing = kill_once(recipe, run, log, draw, in_save=draw.random() < 0.5)
+        if doing is not None:
+            done += 1
+            hits[doing] = hits.get(doing, 0) + 1
+            print(f"kill {done}: during {doing}", flush=True)
+            continue
+        check(run, wanted)
+        finished += 1
+    run = folder / f"run{finished}"
+    finish(recipe, run, log)
+    check(run, wanted)
+    hits["finished runs"] = finished + 1
+    return hits
+
+
+def finish(recipe: Path, run: Path, log: Path) -> None:
+    """Let a run come to its end."""
+    log.unlink(missing_ok=True)
+    code = start(recipe, run, log).wait(300)
+    if code != 0:
+        raise SystemExit(f"The run could not be resumed (exit code {code}):\n{log.read_text()}")
+
+
+def check(run: Path, wanted: dict[str, bytes]) -> None:
+    if weights(run) != wanted:
+        raise SystemExit(f"{run}: the weights differ from the uninterrupted run's")
+    for path in (run / "predictions").glob("*.npz"):
+        from dappr_llm.predictions import PredictionTable
+
+        PredictionTable.load(path)
+    json.loads((run / "results.json").read_text())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        hits = kill_test(args.kills, args.seed, Path(folder))
+    runs = hits.pop("finished runs")
+    shown = ", ".join(f"{count} during {name}" for name, count in sorted(hits.items()))
+    print(f"{sum(hits.values())} kills ({shown}); {runs} runs finished, their weights equal the uninterrupted run's")
+
+
+if __name__ == "__main__":
+    main()
