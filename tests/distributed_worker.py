@@ -189,11 +189,11 @@ def everything(folder, world):
     folder = Path(folder)
     return {
         "random": trajectory(folder / "random", world),
-        "grouped": trajectory(folder / "grouped", world, train_sampling_strategy="group_by_length"),
+        "grouped": trajectory(folder / "grouped", world, train_sampling_strategy="group_by_length", num_train_epochs=1),
         "parts": trajectory(
-            folder / "parts", world, gradient_accumulation_steps=2, per_device_train_batch_size=8 // world
+            folder / "parts", world, gradient_accumulation_steps=2, per_device_train_batch_size=8 // world, num_train_epochs=1
         ),
-        "checkpointed": trajectory(folder / "checkpointed", world, gradient_checkpointing=True),
+        "checkpointed": trajectory(folder / "checkpointed", world, gradient_checkpointing=True, num_train_epochs=1),
         "noise": noise(folder / "noise", world),
         "skipping": skipping(folder / "skipping", world),
         "full_disk": full_disk(folder / "full_disk", world),
@@ -205,7 +205,7 @@ if __name__ == "__main__":
     import faulthandler
     import os
 
-    faulthandler.dump_traceback_later(70, exit=True)
+    faulthandler.dump_traceback_later(240, exit=True)  # a hang must show where
 
     found = everything(sys.argv[1], int(os.environ["WORLD_SIZE"]))
     if os.environ["RANK"] == "0":
