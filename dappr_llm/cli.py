@@ -24,6 +24,7 @@ _EPILOG = {
   dappr predict runs/quickstart --task my_questions.jsonl --out predictions.npz    (answers not needed)
   dappr predict runs/seed0 runs/seed1 runs/seed2 --task everyday --out ensemble.npz    (one base model, 3 adapters)
   dappr predict runs/quickstart --task my_questions.csv --out answers.parquet    (killed? the same line goes on)
+  dappr predict runs/quickstart --task shards/ --out answers/    (a folder of Parquet files, each to one of its name)
 
 An .npz is a prediction table for `dappr evaluate`; .jsonl, .csv and .parquet hold answers with calibrated
 probabilities, prediction sets and abstentions.""",
@@ -208,12 +209,15 @@ def _predict(args: argparse.Namespace) -> int:
     from .batch_predict import check_name
     from .commands import load_predictor, predict, say
 
-    if not args.out.endswith(".npz"):
-        check_name(args.out)
     columns = {"question": args.question, "choices": args.choices, "answer": args.answer, "options": args.options}
     own = {key: value for key, value in columns.items() if value}
     if len(own.get("choices", ())) == 1:
         own["choices"] = own["choices"][0]
+    shards = cli_scale.find_shards(args.task, args.out)
+    if shards:
+        return cli_scale.predict_shards(args, shards, own)
+    if not args.out.endswith(".npz"):
+        check_name(args.out)
     task = {"path": args.task, **own} if own else args.task
     if not args.out.endswith(".npz"):
         return cli_serve.predict_answers(args, task)

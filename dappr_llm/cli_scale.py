@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import glob
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from .errors import UserError
 
 EPILOG = {
     "plan": """examples:
@@ -61,6 +67,61 @@ def _plan(args: argparse.Namespace) -> int:
     found = plan(load_recipe(args.recipe, overrides), args.config, args.gpus, args.rows, args.length)
     print(found.to_json() if args.json else render(found))
     return 0
+
+
+def find_shards(task: str, out: str) -> list[Path]:
+    """The files of a task that is a folder or a pattern (`shards/*.parquet`); none for any other task."""
+    is_pattern = any(mark in task for mark in "*?[")
+    if not is_pattern and not Path(task).is_dir():
+        return []
+    found = sorted(Path(path) for path in glob.glob(task)) if is_pattern else sorted(Path(task).iterdir())
+    files = [path for path in found if path.suffix in (".parquet", ".jsonl", ".csv") and not path.name.startswith(".")]
+    if not files:
+        raise UserError(f"{task}: no .parquet, .jsonl or .csv files there")
+    if Path(out).suffix or Path(out).is_file():
+        raise UserError(f"--out {out}: a folder of files is answered into a folder; give one without an ending")
+    if Path(out).resolve() in {path.parent.resolve() for path in files}:
+        raise UserError(f"--out {out}: that folder holds the questions; give another")
+    stems = [path.stem for path in files]
+    if len(set(stems)) < len(stems):
+        raise UserError(f"{task}: two files have the same name but for their ending or folder; keep one of them")
+    return files
+
+
+def predict_shards(args: argparse.Namespace, files: list[Path], columns: dict[str, Any]) -> int:
+    """`dappr predict` over many files: flat in memory, a kill costs a few batches."""
+    from . import batch_predict
+    from .cli_serve import load_pipeline
+    from .commands import say
+    from .text.tasks import get_task, iter_items
+
+    if len(args.checkpoint) > 1:
+        raise UserError("An ensemble of checkpoints writes a table: give one file as --task, and --out NAME.npz")
+    args.checkpoint = args.checkpoint[0]
+    pipe = load_pipeline(args, batch_size=args.batch_size)
+    left = args.limit
+
+    def shards() -> Iterator[tuple[str, Iterable[Any], batch_predict.Job]]:
+        nonlocal left
+        for path in files:
+            if left is not None and left <= 0:
+                return
+            spec = {"path": str(path), **columns}
+            job = batch_predict.describe(pipe, spec, args.split, left)
+            items = (item for _, item in islice(iter_items(get_task(spec), args.split), left))
+            yield path.stem, items, job
+            left = None if left is None else left - count_rows(path, left)
+
+    count = batch_predict.predict_shards(pipe, shards(), args.out, overwrite=args.overwrite)
+    say(f"{count} answers written to {args.out} ({len(files)} files)")
+    return 0
+
+
+def count_rows(path: Path, most: int) -> int:
+    """Rows of a file, counted up to a number."""
+    from .text.sources import read_file
+
+    return sum(1 for _ in islice(read_file(path), most))
 
 
 HANDLERS = {"plan": _plan}

@@ -78,7 +78,7 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
     trainer = DAPPrTrainer(run.model, args, run.train, run.validation, method=run.method, backend=run.backend)
     if is_main_process():
         write_text(folder / checkpoint.RECIPE, recipe.to_yaml())
-    say(f"Training {recipe.method['name']} on {run.tasks['train'].name}, {len(run.train or ())} rows, into {folder}")
+    say(f"Training {recipe.method['name']} on {run.tasks['train'].name}, {_size(run.train)} rows, into {folder}")
     if args.num_train_epochs or args.max_steps > 0:  # 0 epochs: test the starting adapter with this method
         trainer.train(resume_from_checkpoint=resume)
     if trainer.interrupt.stopped:
@@ -92,6 +92,10 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
         pushed = trainer.push_to_hub()
         say(f"Published: {pushed.url if pushed else ''}")
     return folder
+
+
+def _size(rows: Any) -> str:
+    return str(len(rows)) if hasattr(rows, "__len__") else "a stream of"
 
 
 def claim_folder(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) -> bool:

@@ -35,6 +35,11 @@ class DAPPrConfig(TrainingArguments):
         on_nonfinite (`str`, *optional*, defaults to `"stop"`):
             What to do when a loss or gradient is NaN or infinite: `"stop"` with an error that names rows and terms, or
             `"skip"` that step, with a warning; no weight changes in it, in any process.
+        epoch_rows (`int`, *optional*):
+            Training from a stream: how many rows count as an epoch for schedules of coefficients.
+        monitor_ood_rows (`int`, *optional*, defaults to 0):
+            At each evaluation, read this many rows of every OOD set too and log their mean epistemic uncertainty and
+            evidence beside those of the validation rows.
         metric_for_best_model (`str`, *optional*):
             `"nll"`, `"accuracy"`, `"ece"`, `"brier"` or `"loss"`; the direction follows from the name.
     """
@@ -46,6 +51,8 @@ class DAPPrConfig(TrainingArguments):
     )
     prompt: dict | str | None = field(default=None, metadata={"help": "Fields of Prompt that differ."})
     on_nonfinite: str = field(default="stop", metadata={"help": "'stop' or 'skip' when a loss is NaN or infinite."})
+    epoch_rows: int | None = field(default=None, metadata={"help": "Rows of a stream that count as an epoch."})
+    monitor_ood_rows: int = field(default=0, metadata={"help": "Rows of each OOD set read at every evaluation."})
     remove_unused_columns: bool = field(default=False, metadata={"help": "Our collator picks the columns itself."})
 
     _VALID_DICT_FIELDS = [*getattr(TrainingArguments, "_VALID_DICT_FIELDS", []), "prompt"]

@@ -17,6 +17,7 @@ from transformers.trainer_utils import rotate_checkpoints
 
 from . import checkpoint, manifest
 from .errors import UserError
+from .methods.base import Progress, Scheduled
 from .nonfinite import NonFiniteWatch
 
 logger = logging.getLogger(__name__)
@@ -215,6 +216,26 @@ class DurableTrainer(Trainer):
             shape = (state.remainder, self.args.world_size, self.args.process_index)
             batches[-1]["shares"] = real_shares(len(batches[-1]["labels"]), *shape)
         return batches, items
+
+    def stream_progress(self) -> Progress:
+        """Where training stands on a stream, in epochs of `args.epoch_rows` rows."""
+        rows = self.args.epoch_rows
+        if not rows:
+            return Progress(epoch=0.0, epochs=1.0)
+        batch = self.get_total_train_batch_size(self.args)
+        return Progress(epoch=self.state.global_step * batch / rows, epochs=self.args.max_steps * batch / rows)
+
+    def check_stream(self, method: Any) -> None:
+        """Refuse what a stream cannot do, before anything is trained."""
+        if self.train_dataset is None or hasattr(self.train_dataset, "__len__"):
+            return
+        if self.args.max_steps <= 0:
+            raise UserError("Training from a stream needs train.max_steps, since its length is not known")
+        if isinstance(method, Scheduled) and method.schedule != "constant" and not self.args.epoch_rows:
+            raise UserError(
+                f"method.schedule: {method.schedule} counts epochs, and a stream has none: set train.epoch_rows (rows "
+                "that count as one), or schedule: constant"
+            )
 
     # --- losses that are not finite -------------------------------------------------------------------------------
 

@@ -261,7 +261,8 @@ def plan(
     coefficients, warnings = _coefficients(method, steps, per_epoch)
     return Plan(
         recipe.name, recipe.model.name, sizes, batch, length, accumulation, gpus, args.gradient_checkpointing, rows,
-        steps, per_epoch, steps / per_epoch, steps * batch * accumulation * length, state, memory, coefficients, warnings,
+        steps, per_epoch, steps / per_epoch, steps * batch * accumulation * length, state, memory, coefficients,
+        warnings,
     )  # fmt: skip
 
 
@@ -292,8 +293,8 @@ def _coefficients(method: Any, steps: int, per_epoch: int) -> tuple[list[tuple[i
     if values[-1][1] < method.reg_weight * (1 - 1e-9):
         share = values[-1][1] / method.reg_weight
         warnings.append(
-            f"the {method.schedule} of the coefficient never completes: it ends at {values[-1][1]:.3g}, {share:.0%} of "
-            f"reg_weight {method.reg_weight:g}; the run has {steps / per_epoch:.2f} epochs"
+            f"the {method.schedule} of the coefficient never completes: it ends at {values[-1][1]:.3g}, {share:.0%} "
+            f"of reg_weight {method.reg_weight:g}; the run has {steps / per_epoch:.2f} epochs"
             + (f", warmup_epochs is {method.warmup_epochs:g}" if method.schedule == "warmup" else "")
         )
     if values[-1][1] == 0 and method.reg_weight > 0:
@@ -325,7 +326,8 @@ def render(found: Plan) -> str:
         lines.append("  " + preset.ljust(14) + "".join(f"{cell:>14}" for cell in cells))
     lines.append("  in brackets: the smallest common GPU with a tenth to spare; multi_node is as multi_gpu")
     if found.coefficients:
-        shown = found.coefficients if len(found.coefficients) <= 12 else found.coefficients[:6] + found.coefficients[-3:]
+        values = found.coefficients
+        shown = values if len(values) <= 12 else values[:6] + values[-3:]
         lines += ["", "  coefficient by epoch: " + ", ".join(f"{epoch}: {value:.3g}" for epoch, value in shown)]
     lines += [f"  warning: {text}" for text in found.warnings]
     return "\n".join(lines)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,7 @@ class DAPPrTrainer(PublishingTrainer):
                 fresh start. Defaults to `args.resume_from_checkpoint`.
         """
         wanted = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
+        self.check_stream(self.method)
         resume = self.resume_folder(wanted)
         if resume:
             _, config = checkpoint.load_sidecar(str(resume))
@@ -167,12 +169,11 @@ class DAPPrTrainer(PublishingTrainer):
     @torch.no_grad()
     def _probe(self) -> Tensor:
         """Answer logits of the first training rows, before the model is wrapped for training."""
-        count = min(_PROBE_ROWS, len(self.train_dataset))
         training = self.model.training
         self.model.eval()
-        rows = [self.train_dataset[i] for i in range(count)]
+        rows = list(islice(iter(self.train_dataset), _PROBE_ROWS))
         size = self.args.per_device_eval_batch_size
-        chunks = [self.backend.collate(rows[i : i + size]) for i in range(0, count, size)]
+        chunks = [self.backend.collate(rows[i : i + size]) for i in range(0, len(rows), size)]
         logits = [self.backend.read(self.model, self._prepare_inputs(chunk)).logits for chunk in chunks]
         self.model.train(training)
         return torch.cat(logits)[:, : self.backend.num_choices].float().cpu()
@@ -187,6 +188,8 @@ class DAPPrTrainer(PublishingTrainer):
 
     def progress(self) -> Progress:
         """Where training stands; schedules count whole epochs from 0."""
+        if hasattr(self.train_dataset, "__iter__") and not hasattr(self.train_dataset, "__len__"):
+            return self.stream_progress()
         epochs = self.state.num_train_epochs or math.ceil(self.args.num_train_epochs)
         return Progress(epoch=self.state.epoch or 0.0, epochs=epochs)
 

@@ -10,6 +10,7 @@ Prints how many kills hit what, and fails unless the final weights are equal bit
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import random
@@ -20,6 +21,12 @@ import time
 import traceback
 from pathlib import Path
 
+# Imported once, for all children.
+_SHARED = (
+    *("dappr_llm.trainer", "dappr_llm.commands", "dappr_llm.run", "dappr_llm.text.backend", "dappr_llm.text.tasks"),
+    *("datasets", "peft", "matplotlib.pyplot", "sklearn.metrics", "transformers.models.mistral.modeling_mistral"),
+    *("transformers.models.auto.modeling_auto", "transformers.optimization", "torch._dynamo", "pyarrow.parquet"),
+)
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -137,7 +144,8 @@ def kill_test(kills: int, seed: int, folder: Path) -> dict[str, int]:
 
     A run that finishes before its kill is begun again from nothing, so that every kill counts.
     """
-    import dappr_llm.trainer  # noqa: F401 - once, for all children
+    for name in _SHARED:
+        importlib.import_module(name)
 
     draw = random.Random(seed)
     recipe = prepare(folder)

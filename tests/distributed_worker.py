@@ -189,9 +189,15 @@ def everything(folder, world):
     folder = Path(folder)
     return {
         "random": trajectory(folder / "random", world),
-        "grouped": trajectory(folder / "grouped", world, train_sampling_strategy="group_by_length", num_train_epochs=1),
+        "grouped": trajectory(
+            folder / "grouped", world, train_sampling_strategy="group_by_length", num_train_epochs=1
+        ),
         "parts": trajectory(
-            folder / "parts", world, gradient_accumulation_steps=2, per_device_train_batch_size=8 // world, num_train_epochs=1
+            folder / "parts",
+            world,
+            gradient_accumulation_steps=2,
+            per_device_train_batch_size=8 // world,
+            num_train_epochs=1,
         ),
         "checkpointed": trajectory(folder / "checkpointed", world, gradient_checkpointing=True, num_train_epochs=1),
         "noise": noise(folder / "noise", world),

@@ -94,7 +94,9 @@ def test_fsdp2_reads_and_trains_as_one_process_does(both):
     assert np.allclose(two["weights"], one["weights"], atol=1e-4)
 
 
-@pytest.mark.parametrize("real, shares", [(10, ([0.2] * 8, [0.2] * 2 + [0] * 6)), (3, ([2 / 3] * 3 + [0] * 5, [0] * 8))])
+@pytest.mark.parametrize(
+    "real, shares", [(10, ([0.2] * 8, [0.2] * 2 + [0] * 6)), (3, ([2 / 3] * 3 + [0] * 5, [0] * 8))]
+)
 def test_shares_of_the_last_round(real, shares):
     for index in (0, 1):
         assert real_shares(8, real, 2, index).tolist() == pytest.approx(shares[index])
@@ -140,7 +142,12 @@ def test_the_fsdp2_preset_makes_the_plugin_we_test_with(monkeypatch):
 
 def test_the_launch_command():
     command = launch.command("cpu_2", ["train", "quickstart"], "--num_processes 3")
-    assert command[1:3] == ["-m", "accelerate.commands.launch"] and command[-4:] == ["-m", "dappr_llm", "train", "quickstart"]
+    assert command[1:3] == ["-m", "accelerate.commands.launch"] and command[-4:] == [
+        "-m",
+        "dappr_llm",
+        "train",
+        "quickstart",
+    ]
     assert command[command.index("--main_process_port") + 1] == "0" and "3" in command
     assert "0" not in launch.command("multi_node", ["train", "x"], "--main_process_port 2000")
     with pytest.raises(UserError, match="did you mean 'fsdp2'"):
@@ -154,7 +161,14 @@ def test_a_dead_process_ends_the_job(recipe, tmp_path):
     import psutil
 
     run = tmp_path / "run"
-    settings = ["--set", "train.num_train_epochs=4000", "--set", "train.eval_strategy=no", "--set", "train.save_total_limit=2"]
+    settings = [
+        "--set",
+        "train.num_train_epochs=4000",
+        "--set",
+        "train.eval_strategy=no",
+        "--set",
+        "train.save_total_limit=2",
+    ]
     start = [sys.executable, "-m", "dappr_llm", "train", str(recipe), "--launch", "cpu_2", *settings]
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(start, env=ENV, cwd=tmp_path, stdout=log, stderr=log)

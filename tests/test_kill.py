@@ -13,4 +13,6 @@ def test_killed_runs_end_with_the_weights_of_an_uninterrupted_one():
     command = [sys.executable, str(ROOT / "scripts" / "kill_test.py"), "--kills", "4", "--seed", "1"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.strip().splitlines()[-1].startswith("4 kills") and "equal the uninterrupted run's" in done.stdout
+    assert (
+        done.stdout.strip().splitlines()[-1].startswith("4 kills") and "equal the uninterrupted run's" in done.stdout
+    )
