@@ -76,6 +76,11 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
     id_rows, ood_rows = runs.test_tasks(recipe)
     run = runs.build(recipe, args)
     trainer = DAPPrTrainer(run.model, args, run.train, run.validation, method=run.method, backend=run.backend)
+    if args.monitor_ood_rows:
+        from .tracking import OODMonitor
+
+        sets = {task.name: rows for _, rows, task in ood_rows}
+        trainer.add_callback(OODMonitor(trainer, sets, args.monitor_ood_rows))
     if is_main_process():
         write_text(folder / checkpoint.RECIPE, recipe.to_yaml())
     say(f"Training {recipe.method['name']} on {run.tasks['train'].name}, {_size(run.train)} rows, into {folder}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from dataclasses import dataclass, field
 
@@ -14,6 +15,8 @@ _LOWER_IS_BETTER = (
     *("loss", "nll", "brier", "ece", "ece_equal_mass", "ece_classwise", "mce"),
     *("aurc", "excess_aurc", "risk_at_coverage_80"),
 )
+
+_TRACKERS = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "trackio": ("trackio",)}
 
 
 @dataclass
@@ -78,3 +81,6 @@ class DAPPrConfig(TrainingArguments):
             self.use_cpu = True
             self.dataloader_pin_memory = False  # nothing to pin for; torch would warn at every loader
         super().__post_init__()
+        for name in self.report_to if isinstance(self.report_to, list) else [self.report_to]:
+            if name in _TRACKERS and all(importlib.util.find_spec(module) is None for module in _TRACKERS[name]):
+                raise UserError(f"train.report_to: {name} needs its package: pip install {_TRACKERS[name][0]}")

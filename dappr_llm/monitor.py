@@ -143,6 +143,26 @@ def evidence_stats(method: Method, out: Outputs, labels: Tensor, num_options: Te
     return stats
 
 
+def evidence_summary(table: Any, logits: Any) -> dict[str, float]:
+    """
+    What an evaluation says of evidence: mean epistemic uncertainty, quantiles of alpha0, share of dead rows.
+
+    Args:
+        table (`PredictionTable`):
+            Predictions of the rows.
+        logits (`np.ndarray`):
+            Their logits, `[N, C]` or, of several passes, `[N, M, C]`.
+    """
+    found = {"epistemic": float(table.epistemic.mean())}
+    if table.alpha is not None:
+        alpha0 = torch.from_numpy(table.alpha).double().nansum(-1)
+        alpha0 = alpha0[torch.isfinite(alpha0)]
+        found |= {f"alpha0/{name}": alpha0.quantile(q).item() for name, q in _QUANTILES.items() if len(alpha0)}
+        best = torch.from_numpy(logits)[..., : table.alpha.shape[-1]].amax(-1)
+        found["evidence/dead"] = (best < DEAD).double().mean().item()
+    return found
+
+
 def common_mode_share(method: Method, out: Outputs, labels: Tensor, progress: Progress) -> Tensor:
     """Share of the squared logit gradient that moves all classes of a row alike (1: nothing tells them apart)."""
     with torch.enable_grad():

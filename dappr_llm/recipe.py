@@ -52,7 +52,7 @@ class DataSection:
     `naming_share` is the share of training rows whose question is replaced by one that asks for the right option's own
     words. It keeps small models in mind of what a letter stands for while they learn a task too hard to show it.
 
-    `streaming` reads training rows as they are needed, shuffled within `shuffle_buffer` rows; it needs `train.max_steps`.
+    `streaming` reads training rows as they are needed, shuffled within `shuffle_buffer` rows; needs `train.max_steps`.
     """
 
     train: Any = None

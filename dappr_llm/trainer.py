@@ -20,7 +20,7 @@ from .evaluators import evaluate_id
 from .files import write_text
 from .interrupt import InterruptCallback
 from .methods import Method, Progress, get_method, name_of
-from .monitor import DEAD, ChanceMonitor, Tally, common_mode_share, evidence_stats
+from .monitor import DEAD, ChanceMonitor, Tally, common_mode_share, evidence_stats, evidence_summary
 from .outputs import Outputs
 from .passes import read_logits, seeded
 from .predictions import PredictionTable
@@ -306,7 +306,7 @@ class DAPPrTrainer(PublishingTrainer):
         metrics = {"loss": sum(losses.values()), **losses}
         metrics |= {key: value.mean().item() for key, value in extra.items()}
         table = self._table(logits, labels, num_options, [str(i) for i in range(len(labels))], {})
-        return metrics | evaluate_id(table)
+        return metrics | evidence_summary(table, logits) | evaluate_id(table)
 
     def predict_table(self, dataset: Any, task: str = "", split: str = "", **meta: Any) -> PredictionTable:
         """
