@@ -3,13 +3,15 @@ Kills a small training run at random moments, resumes it each time, and compares
 
     python scripts/kill_test.py --kills 20
 
-Steps, saves and evaluations are short on a tiny model; kills come at random, and on purpose in the middle of saves.
+Each kill has a target, drawn at random: the n-th step, save, evaluation or prediction of that process, and a moment
+after its start. A run that finishes first is checked, and begun anew.
 Prints how many kills hit what, and fails unless the final weights are equal bit for bit.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
@@ -20,6 +22,7 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 # Imported once, for all children.
 _SHARED = (
@@ -27,6 +30,15 @@ _SHARED = (
     *("datasets", "peft", "matplotlib.pyplot", "sklearn.metrics", "transformers.models.mistral.modeling_mistral"),
     *("transformers.models.auto.modeling_auto", "transformers.optimization", "torch._dynamo", "pyarrow.parquet"),
 )
+METHODS = {
+    b"t": "training_step",
+    b"s": "_save_checkpoint",
+    b"e": "evaluate",
+    b"p": "predict_table",
+    b"m": "save_model",
+}
+NAMES = {b"t": "steps", b"s": "save", b"e": "evaluation", b"p": "prediction", b"m": "save of the model"}
+TARGETS = ((b"t", 12), (b"s", 4), (b"s", 4), (b"e", 3), (b"p", 2), (b"m", 4))  # phase, and which of them at the most
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -58,8 +70,12 @@ class Child:
     def __init__(self, recipe: Path, run: Path, log: Path):
         sys.stdout.flush()
         self.code: int | None = None
+        self.phases = b""
+        self._pipe, announce = os.pipe()
+        os.set_blocking(self._pipe, False)
         self.pid = os.fork()
         if self.pid:
+            os.close(announce)
             return
         code = 1
         try:
@@ -68,6 +84,7 @@ class Child:
             os.dup2(handle, 2)
             from dappr_llm.cli import main as dappr
 
+            announce_phases(announce)
             code = dappr(arguments(recipe, run))
             sys.stdout.flush()
         except BaseException:
@@ -82,6 +99,12 @@ class Child:
             self.code = os.waitstatus_to_exitcode(status) if pid else None
         return self.code
 
+    def begun(self, phase: bytes) -> int:
+        """How often the run has entered a phase."""
+        with contextlib.suppress(BlockingIOError):
+            self.phases += os.read(self._pipe, 65536)
+        return self.phases.count(phase)
+
     def kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
         self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -95,35 +118,33 @@ class Child:
         return self.code if self.code is not None else -1
 
 
-def what_it_does(run: Path, log: Path) -> str:
-    """What a run is busy with, seen from outside."""
-    if list(run.glob(".*.partial")):
-        return "save"
-    text = log.read_text(errors="replace") if log.exists() else ""
-    last = text.rstrip().splitlines()[-1:] or [""]
-    if "Predicting" in last[0]:
-        return "prediction"
-    if "Training" in text or "'loss'" in text:
-        return "evaluation" if "eval_" not in last[0] and "'loss'" in last[0] and "'epoch'" in last[0] else "steps"
-    return "start"
+def announce_phases(pipe: int) -> None:
+    """Let the trainer of this process say, byte by byte, what it begins."""
+    from dappr_llm.trainer import DAPPrTrainer
+
+    for phase, name in METHODS.items():
+        original = getattr(DAPPrTrainer, name)
+
+        def wrapped(*args: Any, _original: Any = original, _phase: bytes = phase, **kwargs: Any) -> Any:
+            os.write(pipe, _phase)
+            return _original(*args, **kwargs)
+
+        setattr(DAPPrTrainer, name, wrapped)
 
 
-def kill_once(recipe: Path, run: Path, log: Path, draw: random.Random, in_save: bool) -> str | None:
+def kill_once(recipe: Path, run: Path, log: Path, draw: random.Random) -> str | None:
     """Start or resume, kill; returns what it was doing, or `None` if it finished first."""
     log.unlink(missing_ok=True)
+    phase, most = draw.choice(TARGETS)
+    number, delay = draw.randint(1, most), draw.uniform(0, 0.04)
     process = Child(recipe, run, log)
-    begun = None
-    wait = draw.uniform(0, 2.0)
     limit = time.monotonic() + 300
     while process.poll() is None and time.monotonic() < limit:
-        doing = what_it_does(run, log)
-        if begun is None and doing != "start":
-            begun = time.monotonic()
-        due = begun is not None and time.monotonic() - begun > wait
-        if doing == "save" if in_save else due:
+        if process.begun(phase) >= number:
+            time.sleep(delay)
             process.kill()
-            return doing
-        time.sleep(0.001)
+            return NAMES[phase]
+        time.sleep(0.0005)
     if process.poll() is None:
         process.kill()
         raise SystemExit(f"The run did not end within 300 s:\n{log.read_text()}")
@@ -157,7 +178,7 @@ def kill_test(kills: int, seed: int, folder: Path) -> dict[str, int]:
     done = finished = 0
     while done < kills:
         run = folder / f"run{finished}"
-        doing = kill_once(recipe, run, log, draw, in_save=draw.random() < 0.5)
+        doing = kill_once(recipe, run, log, draw)
         if doing is not None:
             done += 1
             hits[doing] = hits.get(doing, 0) + 1
