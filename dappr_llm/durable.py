@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -257,10 +258,9 @@ class DurableTrainer(Trainer):
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         """Trainer asks for the norm right before each optimizer step: the place to notice that one must not happen."""
         norm = super()._get_grad_norm(model, grad_norm)
-        scaled = (
-            getattr(self.accelerator, "scaler", None) is not None
-        )  # then an infinite norm is everyday, and handled
-        bad = self.watch.bad or not (scaled or torch.isfinite(torch.as_tensor(norm)).all())
+        # With a scaler infinite norms are everyday, and handled by it.
+        scaled = getattr(self.accelerator, "scaler", None) is not None
+        bad = self.watch.bad or not (scaled or is_finite(norm))
         if self._any(bad):
             report = self.watch.report(self.args.world_size, self.state.global_step + 1)
             if self.args.on_nonfinite == "stop":
@@ -281,6 +281,13 @@ def real_shares(size: int, real: int, processes: int, index: int) -> Tensor:
     """
     own = min(max(real - index * size, 0), size)
     return torch.cat([torch.full((own,), processes / real), torch.zeros(size - own)])
+
+
+def is_finite(norm: Any) -> bool:
+    """Whether a gradient's norm is finite: a number, a tensor, a sharded one, or nothing (DeepSpeed, between steps)."""
+    if norm is None:
+        return True
+    return math.isfinite(float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm))
 
 
 def is_write_error(error: BaseException) -> bool:
