@@ -284,7 +284,7 @@ def real_shares(size: int, real: int, processes: int, index: int) -> Tensor:
 
 
 def is_finite(norm: Any) -> bool:
-    """Whether a gradient's norm is finite: a number, a tensor, a sharded one, or nothing (DeepSpeed, between steps)."""
+    """Whether a norm is finite: a number, a tensor, a sharded one, or nothing (DeepSpeed, between steps)."""
     if norm is None:
         return True
     return math.isfinite(float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm))
