@@ -8,6 +8,7 @@ whole line of it; when all rows are done, the journal becomes the output in one 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import os
@@ -20,10 +21,11 @@ from typing import Any
 
 from . import checkpoint
 from .errors import UserError
-from .files import atomic_write
+from .files import atomic_write, write_text
 
 SUFFIXES = (".jsonl", ".csv", ".parquet")
-_SYNC_ROWS = 64
+_BOOK = ".shards.json"  # which shards are finished, and by which job
+_FLUSH_ROWS, _SYNC_ROWS = 64, 4096  # what a kill and what a power cut may cost
 _CHUNK = 10_000  # rows of one Parquet row group
 
 
@@ -111,6 +113,8 @@ def predict_file(
                 known = {} if label is None else {"label": label, "correct": answer.answer == answer.choices[label]}
                 handle.write(json.dumps({**answer.to_dict(), **known}, ensure_ascii=False) + "\n")
                 count += 1
+                if count % _FLUSH_ROWS == 0:
+                    handle.flush()
                 if count % _SYNC_ROWS == 0:
                     _sync(handle)
             _sync(handle)
@@ -122,6 +126,56 @@ def predict_file(
     _finish(journal, out)
     journal.unlink()
     return count
+
+
+def predict_shards(
+    pipe: Any,
+    shards: Iterable[tuple[str, Iterable[Any], Job]],
+    out: str | Path,
+    suffix: str = ".parquet",
+    overwrite: bool = False,
+) -> int:
+    """
+    Answer files of items, one by one, each into a file of its own; those that are finished are not done again.
+
+    Args:
+        pipe (`UncertaintyPipeline`):
+            What answers.
+        shards (`Iterable`):
+            Name, items and job of each.
+        out (`str` or `Path`):
+            The folder to write to.
+        suffix (`str`, *optional*, defaults to `".parquet"`):
+            Kind of the files.
+        overwrite (`bool`, *optional*, defaults to `False`):
+            Do finished ones again, and throw away journals of other jobs.
+
+    Returns:
+        `int`: How many rows were answered now.
+    """
+    out = Path(out)
+    book = out / _BOOK
+    done = {} if overwrite or not book.is_file() else _read_book(book)
+    count = 0
+    for name, items, job in shards:
+        target = out / f"{name}{suffix}"
+        mark = hashlib.sha256(json.dumps(asdict(job), sort_keys=True).encode()).hexdigest()
+        if done.get(name) == mark and target.is_file():
+            continue
+        if target.exists() and done.get(name) != mark and not overwrite:
+            raise UserError(f"{target} was made by another job; choose another --out, or pass --overwrite")
+        count += predict_file(pipe, items, target, job, overwrite)
+        done[name] = mark
+        write_text(book, json.dumps(done, indent=1) + "\n")
+    return count
+
+
+def _read_book(path: Path) -> dict[str, str]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
+    except ValueError:
+        raise UserError(f"{path} is damaged; remove it, or pass --overwrite") from None
 
 
 def check_name(out: str | Path) -> None:
@@ -144,17 +198,22 @@ def _resume(journal: Path, job: Job, overwrite: bool) -> int:
         with atomic_write(journal) as handle:
             handle.write(head.encode())
         return 0
-    content = journal.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if not whole.startswith(head.encode()):
+    lines, whole, first = 0, 0, b""
+    with journal.open("rb") as handle:  # line by line: a journal may be larger than memory
+        for line in handle:
+            if not line.endswith(b"\n"):
+                break
+            first = first or line
+            lines += 1
+            whole += len(line)
+    if first != head.encode():
         raise UserError(
             f"{journal} holds part of another job (other rows, weights, decision rule or options); finish that one, "
             "or pass --overwrite"
         )
-    if len(whole) < len(content):
-        with atomic_write(journal) as handle:
-            handle.write(whole)
-    return whole.count(b"\n") - 1
+    if whole < journal.stat().st_size:
+        os.truncate(journal, whole)
+    return lines - 1
 
 
 def _records(journal: Path) -> Iterator[dict[str, Any]]:

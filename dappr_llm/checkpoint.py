@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import platform
 import re
 from collections.abc import Iterable
@@ -17,8 +18,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from . import manifest
 from .errors import UserError
 from .files import write_text
+
+logger = logging.getLogger(__name__)
 
 SIDECAR = "uncertainty_config.json"
 RECIPE = "recipe.yaml"
@@ -166,11 +170,7 @@ def weights_hash(folder: str | Path) -> str | None:
     path = Path(folder) / "adapter_model.safetensors"
     if not path.is_file():
         return None
-    digest = hashlib.sha256()
-    with path.open("rb") as handle:
-        while block := handle.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+    return manifest.sha256(path)
 
 
 def save_fingerprints(folder: str | Path, rows: Iterable[str]) -> None:
@@ -194,8 +194,17 @@ def fingerprint(input_ids: Iterable[int]) -> str:
     return hashlib.sha256(" ".join(map(str, input_ids)).encode()).hexdigest()[:16]
 
 
+def checkpoints(output_dir: str | Path) -> list[Path]:
+    """Every `checkpoint-N` of a run, the newest first."""
+    numbered = [(p.name.rsplit("-", 1)[1], p) for p in Path(output_dir).glob("checkpoint-*") if p.is_dir()]
+    return [p for _, p in sorted(((int(n), p) for n, p in numbered if n.isdigit()), reverse=True)]
+
+
 def last_checkpoint(output_dir: str | Path) -> str | None:
-    """The newest `checkpoint-N` that was written whole (its trainer state is written last)."""
-    folders = [p for p in Path(output_dir).glob("checkpoint-*") if (p / "trainer_state.json").is_file()]
-    numbered = [(int(p.name.rsplit("-", 1)[1]), p) for p in folders if p.name.rsplit("-", 1)[1].isdigit()]
-    return str(max(numbered)[1]) if numbered else None
+    """The newest `checkpoint-N` whose files are what was saved; each damaged one is warned about and passed over."""
+    for folder in checkpoints(output_dir):
+        found = manifest.problem(folder, required=True)
+        if found is None:
+            return str(folder)
+        logger.warning(f"{found}: {folder.name} is passed over, an older checkpoint is looked for")
+    return None

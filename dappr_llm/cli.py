@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from . import __version__, cli_serve
+from . import __version__, cli_scale, cli_serve
 from .errors import UserError
 
 _EPILOG = {
@@ -17,12 +17,14 @@ _EPILOG = {
   dappr train recipes/quickstart.yaml
   dappr train obqa_smollm2/dappr --data-root data --set train.seed=3 --set method.reg_weight=1e-3
   dappr train recipes/quickstart.yaml --resume            go on after Ctrl-C
+  dappr train obqa_mistral7b/dappr --launch multi_gpu    accelerate's launcher with a shipped setting; the same as
   accelerate launch --config_file recipes/accelerate/multi_gpu.yaml -m dappr_llm train obqa_mistral7b/dappr""",
     "predict": """examples:
   dappr predict runs/quickstart --task everyday --split test --out predictions.npz
   dappr predict runs/quickstart --task my_questions.jsonl --out predictions.npz    (answers not needed)
   dappr predict runs/seed0 runs/seed1 runs/seed2 --task everyday --out ensemble.npz    (one base model, 3 adapters)
   dappr predict runs/quickstart --task my_questions.csv --out answers.parquet    (killed? the same line goes on)
+  dappr predict runs/quickstart --task shards/ --out answers/    (a folder of Parquet files, each to one of its name)
 
 An .npz is a prediction table for `dappr evaluate`; .jsonl, .csv and .parquet hold answers with calibrated
 probabilities, prediction sets and abstentions.""",
@@ -83,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def verb(name: str, help: str) -> argparse.ArgumentParser:
         return verbs.add_parser(
-            name, help=help, description=help, epilog=(_EPILOG | cli_serve.EPILOG)[name],
+            name, help=help, description=help, epilog=(_EPILOG | cli_serve.EPILOG | cli_scale.EPILOG)[name],
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )  # fmt: skip
 
@@ -96,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
         "--resume", nargs="?", const="auto", metavar="CHECKPOINT", help="go on from the last (or this) checkpoint"
     )
     train.add_argument("--overwrite", action="store_true", help="remove an older run from the output folder first")
+    cli_scale.add_launch(train)
 
     predict = verb("predict", "Predict a task or a file of questions with a trained checkpoint.")
     predict.add_argument("checkpoint", nargs="+", help="folder of a run, or Hub id; several make an ensemble")
@@ -112,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
 
     _figure_verbs(verb)
     cli_serve.add_verbs(verb, _common)
+    cli_scale.add_verbs(verb)
     _combine_arguments(verb("combine", "Make an ensemble of finished runs or of saved tables; needs no model."))
     _sweep_arguments(verb("sweep", "Train methods x seeds on one task and make one table of their results."))
     verb("recipes", "List the recipes that ship with the package.")
@@ -194,6 +198,8 @@ def _train(args: argparse.Namespace) -> int:
     overrides = list(args.set)
     overrides += [f"train.output_dir={args.output_dir}"] if args.output_dir else []
     overrides += [f"data.root={args.data_root}"] if args.data_root else []
+    if args.launch:
+        return cli_scale.launch_train(args, overrides)
     return 0 if train(load_recipe(args.recipe, overrides), args.resume, args.overwrite) else 130
 
 
@@ -203,12 +209,15 @@ def _predict(args: argparse.Namespace) -> int:
     from .batch_predict import check_name
     from .commands import load_predictor, predict, say
 
-    if not args.out.endswith(".npz"):
-        check_name(args.out)
     columns = {"question": args.question, "choices": args.choices, "answer": args.answer, "options": args.options}
     own = {key: value for key, value in columns.items() if value}
     if len(own.get("choices", ())) == 1:
         own["choices"] = own["choices"][0]
+    shards = cli_scale.find_shards(args.task, args.out)
+    if shards:
+        return cli_scale.predict_shards(args, shards, own)
+    if not args.out.endswith(".npz"):
+        check_name(args.out)
     task = {"path": args.task, **own} if own else args.task
     if not args.out.endswith(".npz"):
         return cli_serve.predict_answers(args, task)
@@ -322,6 +331,7 @@ def main(argv: list[str] | None = None) -> int:
         "audit": _audit,
         "recipes": _recipes,
         **cli_serve.HANDLERS,
+        **cli_scale.HANDLERS,
     }
     try:
         with _messages():

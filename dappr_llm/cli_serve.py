@@ -70,7 +70,7 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--truncate", action="store_true", help="cut the start of questions that are too long")
 
 
-def _pipeline(args: argparse.Namespace, **kwargs: Any) -> Any:
+def load_pipeline(args: argparse.Namespace, **kwargs: Any) -> Any:
     from .pipeline import UncertaintyPipeline
 
     return UncertaintyPipeline.from_pretrained(
@@ -96,7 +96,7 @@ def predict_answers(args: argparse.Namespace, task: Any) -> int:
         raise UserError("An ensemble of checkpoints writes a table: give --out NAME.npz")
     args.checkpoint = args.checkpoint[0]
     items = (item for _, item in islice(iter_items(get_task(task), args.split, args.data_root), args.limit))
-    pipe = _pipeline(args, batch_size=args.batch_size)
+    pipe = load_pipeline(args, batch_size=args.batch_size)
     count = predict_file(pipe, items, args.out, describe(pipe, task, args.split, args.limit), args.overwrite)
     say(f"{count} answers written to {args.out}")
     return 0
@@ -105,7 +105,7 @@ def predict_answers(args: argparse.Namespace, task: Any) -> int:
 def _ask(args: argparse.Namespace) -> int:
     from .ask import ask
 
-    ask(_pipeline(args))
+    ask(load_pipeline(args))
     return 0
 
 

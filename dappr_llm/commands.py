@@ -9,10 +9,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from . import checkpoint, report
+from . import checkpoint, manifest, report
 from .errors import UserError
 from .evaluators import evaluate_tables
-from .files import LOCK, folder_lock, write_text
+from .files import LOCK, folder_lock, remove_leftovers, write_text
 from .intervals import RESAMPLES, bootstrap
 from .predictions import PredictionTable
 from .questions import save_questions
@@ -62,6 +62,8 @@ def train(recipe: Recipe, resume: str | None = None, overwrite: bool = False) ->
             say(f"{folder} holds this run already, finished; use --overwrite to train it again.")
             show_results(folder)
             return folder
+        if not is_main_process() and resume is not None and not overwrite and (folder / checkpoint.RESULTS).is_file():
+            return folder  # the first process says so, and waits for nobody
         return _train(recipe, folder, resume)
 
 
@@ -74,9 +76,14 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
     id_rows, ood_rows = runs.test_tasks(recipe)
     run = runs.build(recipe, args)
     trainer = DAPPrTrainer(run.model, args, run.train, run.validation, method=run.method, backend=run.backend)
+    if args.monitor_ood_rows:
+        from .tracking import OODMonitor
+
+        sets = {task.name: rows for _, rows, task in ood_rows}
+        trainer.add_callback(OODMonitor(trainer, sets, args.monitor_ood_rows))
     if is_main_process():
         write_text(folder / checkpoint.RECIPE, recipe.to_yaml())
-    say(f"Training {recipe.method['name']} on {run.tasks['train'].name}, {len(run.train or ())} rows, into {folder}")
+    say(f"Training {recipe.method['name']} on {run.tasks['train'].name}, {_size(run.train)} rows, into {folder}")
     if args.num_train_epochs or args.max_steps > 0:  # 0 epochs: test the starting adapter with this method
         trainer.train(resume_from_checkpoint=resume)
     if trainer.interrupt.stopped:
@@ -92,10 +99,15 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
     return folder
 
 
+def _size(rows: Any) -> str:
+    return str(len(rows)) if hasattr(rows, "__len__") else "a stream of"
+
+
 def claim_folder(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) -> bool:
     """
     Make sure that the output folder is free or holds this very run. Returns whether that run is finished.
     """
+    remove_leftovers(folder)
     if not folder.exists() or not any(entry.name != LOCK for entry in folder.iterdir()):
         return False
     path = folder / checkpoint.RECIPE
@@ -108,6 +120,7 @@ def claim_folder(recipe: Recipe, folder: Path, resume: str | None, overwrite: bo
             folder / checkpoint.RESULTS,
             folder / "decision.json",
             folder / "adapter_model.safetensors",
+            folder / manifest.NAME,
             path,
         ):
             entry.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from dataclasses import dataclass, field
 
@@ -14,6 +15,8 @@ _LOWER_IS_BETTER = (
     *("loss", "nll", "brier", "ece", "ece_equal_mass", "ece_classwise", "mce"),
     *("aurc", "excess_aurc", "risk_at_coverage_80"),
 )
+
+_TRACKERS = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "trackio": ("trackio",)}
 
 
 @dataclass
@@ -32,6 +35,14 @@ class DAPPrConfig(TrainingArguments):
             0, or what the adapter that training starts from was trained with.
         prompt (`dict`, *optional*):
             Fields of `dappr_llm.text.prompt.Prompt` that differ from its defaults.
+        on_nonfinite (`str`, *optional*, defaults to `"stop"`):
+            What to do when a loss or gradient is NaN or infinite: `"stop"` with an error that names rows and terms, or
+            `"skip"` that step, with a warning; no weight changes in it, in any process.
+        epoch_rows (`int`, *optional*):
+            Training from a stream: how many rows count as an epoch for schedules of coefficients.
+        monitor_ood_rows (`int`, *optional*, defaults to 0):
+            At each evaluation, read this many rows of every OOD set too and log their mean epistemic uncertainty and
+            evidence beside those of the validation rows.
         metric_for_best_model (`str`, *optional*):
             `"nll"`, `"accuracy"`, `"ece"`, `"brier"` or `"loss"`; the direction follows from the name.
     """
@@ -42,6 +53,9 @@ class DAPPrConfig(TrainingArguments):
         default=None, metadata={"help": "A number added to every answer logit, or 'auto'."}
     )
     prompt: dict | str | None = field(default=None, metadata={"help": "Fields of Prompt that differ."})
+    on_nonfinite: str = field(default="stop", metadata={"help": "'stop' or 'skip' when a loss is NaN or infinite."})
+    epoch_rows: int | None = field(default=None, metadata={"help": "Rows of a stream that count as an epoch."})
+    monitor_ood_rows: int = field(default=0, metadata={"help": "Rows of each OOD set read at every evaluation."})
     remove_unused_columns: bool = field(default=False, metadata={"help": "Our collator picks the columns itself."})
 
     _VALID_DICT_FIELDS = [*getattr(TrainingArguments, "_VALID_DICT_FIELDS", []), "prompt"]
@@ -56,6 +70,10 @@ class DAPPrConfig(TrainingArguments):
                 self.evidence_offset = float(offset)  # type: ignore[assignment]
             except (TypeError, ValueError):
                 raise UserError(f"evidence_offset must be a number or 'auto', got {offset!r}") from None
+        if self.on_nonfinite not in ("stop", "skip"):
+            raise UserError(f"on_nonfinite must be 'stop' or 'skip', got {self.on_nonfinite!r}")
+        if self.ddp_find_unused_parameters is None:  # every trained weight is used; looking for others costs a pass
+            self.ddp_find_unused_parameters = False
         if isinstance(self.prompt, str):
             self.prompt = json.loads(self.prompt)
         if not torch.accelerator.is_available():
@@ -63,3 +81,6 @@ class DAPPrConfig(TrainingArguments):
             self.use_cpu = True
             self.dataloader_pin_memory = False  # nothing to pin for; torch would warn at every loader
         super().__post_init__()
+        for name in self.report_to if isinstance(self.report_to, list) else [self.report_to]:
+            if name in _TRACKERS and all(importlib.util.find_spec(module) is None for module in _TRACKERS[name]):
+                raise UserError(f"train.report_to: {name} needs its package: pip install {_TRACKERS[name][0]}")

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from . import checkpoint
+from . import checkpoint, manifest
 from .errors import UserError
 from .methods import Method, get_method
 from .outputs import Prediction, from_alpha, from_log_probs
@@ -78,6 +78,7 @@ class AdapterEnsemble:
             raise UserError("An ensemble needs at least one checkpoint")
         loaded = [checkpoint.load_sidecar(name) for name in checkpoints]
         for name, (folder, config) in zip(checkpoints, loaded, strict=True):
+            manifest.check(folder)
             _refuse_difference(str(checkpoints[0]), loaded[0][1], str(name), config)
             if not (Path(folder) / "adapter_model.safetensors").is_file():
                 raise UserError(f"{name} holds no adapter_model.safetensors: only adapters can share a base model")

@@ -38,6 +38,12 @@ def write_text(path: PathLike, text: str) -> None:
         handle.write(text.encode())
 
 
+def remove_leftovers(folder: PathLike) -> None:
+    """Removes what killed processes left half written in a folder; call it only while nobody writes there."""
+    for path in Path(folder).glob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
 LOCK = ".lock"
 
 

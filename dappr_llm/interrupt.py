@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from typing import Any
 
 import torch
 from transformers import TrainerCallback
+
+_ECHO = 1.0  # seconds within which a second signal is not a second wish
 
 
 class InterruptCallback(TrainerCallback):
     """
     Turns SIGINT and SIGTERM into a saved, resumable stop at the end of the current step.
 
-    A second Ctrl-C interrupts at once. With several processes the wish to stop is shared after each step, so that
-    all of them stop at the same one.
+    A second Ctrl-C interrupts at once, unless it is the echo of the first: a launcher passes on to its processes the
+    signal that the terminal has already sent them. With several processes the wish to stop is shared after each step,
+    so that all of them stop at the same one.
     """
 
     def __init__(self) -> None:
         self.requested = False
         self.stopped = False
+        self._when = 0.0
         self._before: dict[int, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -31,9 +36,12 @@ class InterruptCallback(TrainerCallback):
 
     def _handle(self, number: int, frame: Any) -> None:
         if self.requested:
+            if time.monotonic() - self._when < _ECHO:
+                return
             self.restore()
             raise KeyboardInterrupt
         self.requested = True
+        self._when = time.monotonic()
         print("\nStopping after this step and saving; press Ctrl-C again to stop at once.", flush=True)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -3,13 +3,66 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .methods import Method, Progress
 from .outputs import Outputs
+
+DEAD = -5.0  # logits below this carry almost no evidence and almost no gradient
+_QUANTILES = {"q10": 0.1, "q50": 0.5, "q90": 0.9}
+
+
+class Tally:
+    """
+    Sums of per-row values between two logs, over any number of processes.
+
+    What is added must bear the same names in every process. Values that are not finite are left out: rows with such a
+    loss are reported by themselves, and a value that a row does not have is given as NaN.
+    """
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def __bool__(self) -> bool:
+        return bool(self._sums)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._sums: dict[str, Tensor] = {}
+        self._alpha0: list[Tensor] = []
+
+    def add(self, values: Mapping[str, Tensor], keep: Tensor | None = None) -> None:
+        """Add one batch; stays on the device, so that a step waits for nothing."""
+        for key, value in values.items():
+            value = value.detach().double()
+            good = torch.isfinite(value) if keep is None else torch.isfinite(value) & keep
+            pair = torch.stack([value.masked_fill(~good, 0).sum(), good.sum().double()])
+            self._sums[key] = self._sums.get(key, 0) + pair
+            if key == "alpha0":
+                self._alpha0.append(value.masked_fill(~good, math.nan))
+
+    def drain(self, world_size: int = 1) -> tuple[dict[str, float], int]:
+        """Means over all processes and the number of rows; then begins anew."""
+        keys = sorted(self._sums)
+        sums = torch.stack([self._sums[key] for key in keys])
+        alpha0 = torch.cat(self._alpha0).cpu() if self._alpha0 else torch.zeros(0)
+        self.clear()
+        if world_size > 1:
+            torch.distributed.all_reduce(sums)
+            parts: list[Any] = [None] * world_size
+            torch.distributed.all_gather_object(parts, alpha0.tolist())
+            alpha0 = torch.tensor([value for part in parts for value in part], dtype=torch.double)
+        totals = dict(zip(keys, sums.tolist(), strict=True))
+        means = {key: total / count for key, (total, count) in totals.items() if count}
+        alpha0 = alpha0[torch.isfinite(alpha0)]
+        if len(alpha0):
+            means |= {f"alpha0/{name}": alpha0.quantile(q).item() for name, q in _QUANTILES.items()}
+        return means, int(totals.get("accuracy", (0, 0))[1])
 
 
 @dataclass
@@ -85,7 +138,29 @@ def evidence_stats(method: Method, out: Outputs, labels: Tensor, num_options: Te
     }
     if prediction.alpha is not None:
         stats["alpha0"] = (prediction.alpha * mask).sum(-1)
+        # Every answer logit far below zero: no evidence, and no gradient that could bring some.
+        stats["evidence/dead"] = (logits[:, :k].masked_fill(~mask[:, :k], DEAD - 1).amax(-1) < DEAD).float()
     return stats
+
+
+def evidence_summary(table: Any, logits: Any) -> dict[str, float]:
+    """
+    What an evaluation says of evidence: mean epistemic uncertainty, quantiles of alpha0, share of dead rows.
+
+    Args:
+        table (`PredictionTable`):
+            Predictions of the rows.
+        logits (`np.ndarray`):
+            Their logits, `[N, C]` or, of several passes, `[N, M, C]`.
+    """
+    found = {"epistemic": float(table.epistemic.mean())}
+    if table.alpha is not None:
+        alpha0 = torch.from_numpy(table.alpha).double().nansum(-1)
+        alpha0 = alpha0[torch.isfinite(alpha0)]
+        found |= {f"alpha0/{name}": alpha0.quantile(q).item() for name, q in _QUANTILES.items() if len(alpha0)}
+        best = torch.from_numpy(logits)[..., : table.alpha.shape[-1]].amax(-1)
+        found["evidence/dead"] = (best < DEAD).double().mean().item()
+    return found
 
 
 def common_mode_share(method: Method, out: Outputs, labels: Tensor, progress: Progress) -> Tensor:

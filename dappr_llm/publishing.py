@@ -6,9 +6,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from transformers import Trainer
-
 from . import checkpoint, hub
+from .durable import DurableTrainer
 from .errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -17,7 +16,7 @@ _TRAINERS_OWN = ("blocking", "model_name", "language", "tags", "finetuned_from",
                  "dataset_args")  # fmt: skip
 
 
-class PublishingTrainer(Trainer):
+class PublishingTrainer(DurableTrainer):
     """
     A `Trainer` that publishes through `dappr_llm.hub`.
 
@@ -73,7 +72,8 @@ class PublishingTrainer(Trainer):
 
     def save_fingerprints(self, folder: Path) -> None:
         """Which rows were trained on, so that calibration can refuse them; rows of images have no tokens to hash."""
-        if "input_ids" not in getattr(self.train_dataset, "column_names", ()):
+        stored = hasattr(self.train_dataset, "__len__")  # a stream cannot be read twice
+        if not stored or "input_ids" not in getattr(self.train_dataset, "column_names", ()):
             return
         if self._fingerprints is None:
             self._fingerprints = [checkpoint.fingerprint(ids) for ids in self.train_dataset["input_ids"]]

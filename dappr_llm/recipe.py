@@ -51,6 +51,8 @@ class DataSection:
 
     `naming_share` is the share of training rows whose question is replaced by one that asks for the right option's own
     words. It keeps small models in mind of what a letter stands for while they learn a task too hard to show it.
+
+    `streaming` reads training rows as they are needed, shuffled within `shuffle_buffer` rows; needs `train.max_steps`.
     """
 
     train: Any = None
@@ -62,6 +64,8 @@ class DataSection:
     ood_split: str = "test"
     validation_fraction: float | None = None
     naming_share: float = 0.0
+    streaming: bool = False
+    shuffle_buffer: int = 1000
     max_train_samples: int | None = None
     max_validation_samples: int | None = None
     max_test_samples: int | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import checkpoint
+from . import checkpoint, manifest
 from .errors import UserError
 from .methods import Method, get_method
 from .recipe import Recipe, check_keys
@@ -106,14 +106,32 @@ def build_data(recipe: Recipe) -> tuple[Dataset, Dataset | None]:
     from .text.tasks import with_naming
 
     data = recipe.data
-    train = load_split(recipe, data.train_split, data.max_train_samples)
     validation = None
+    if data.streaming:
+        return _stream(recipe)
+    train = load_split(recipe, data.train_split, data.max_train_samples)
     if data.validation_fraction:
         halves = train.train_test_split(data.validation_fraction, seed=0)
         train, validation = halves["train"], halves["test"]
     elif data.validation_split is not None:
         validation = load_split(recipe, data.validation_split, data.max_validation_samples)
     return with_naming(train, data.naming_share), validation
+
+
+def _stream(recipe: Recipe) -> tuple[Any, Dataset | None]:
+    """Training rows as a stream, validation rows as ever."""
+    from .text.streams import stream_task
+
+    data = recipe.data
+    if int(recipe.train.get("max_steps", -1)) <= 0:
+        raise UserError(f"{recipe.name}: data.streaming needs train.max_steps, since a stream's length is not known")
+    if data.validation_fraction or data.naming_share:
+        raise UserError(f"{recipe.name}: data.streaming goes with neither validation_fraction nor naming_share")
+    seed = int(recipe.train.get("seed", 42))
+    rows = stream_task(data.train, data.train_split, data.root, data.max_train_samples, data.shuffle_buffer, seed)
+    if data.validation_split is None:
+        return rows, None
+    return rows, load_split(recipe, data.validation_split, data.max_validation_samples)
 
 
 def test_tasks(recipe: Recipe) -> tuple[tuple[str, Dataset, MCQTask] | None, list[tuple[str, Dataset, MCQTask]]]:
@@ -149,6 +167,7 @@ def build(recipe: Recipe, args: DAPPrConfig) -> Run:
 
     from .text import lm
     from .text.prompt import choice_token_ids
+    from .text.streams import widest as most_options
     from .text.tasks import get_task
 
     method = build_method(recipe)
@@ -158,7 +177,7 @@ def build(recipe: Recipe, args: DAPPrConfig) -> Run:
     adapter, sidecar = _starting_adapter(section.adapter) if section.adapter else ("", {})
     common = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
     tokenizer = lm.load_tokenizer(section.name, **{k: v for k, v in common.items() if v})
-    widest = args.num_choices or max(map(len, train["options"]))
+    widest = args.num_choices or (most_options(train) if recipe.data.streaming else max(map(len, train["options"])))
     choice_token_ids(tokenizer, widest, build_prompt(args).ending)  # letters must be there before gigabytes are loaded
     if section.attn_implementation:
         common["attn_implementation"] = section.attn_implementation
@@ -178,6 +197,7 @@ def build(recipe: Recipe, args: DAPPrConfig) -> Run:
 def _starting_adapter(name: str) -> tuple[str, Mapping[str, Any]]:
     """The folder of the adapter to start from; one trained elsewhere has no sidecar, which is fine."""
     folder = Path(name)
+    manifest.check(folder)
     if folder.is_dir() and not (folder / checkpoint.SIDECAR).is_file():
         return name, {}
     if not folder.is_dir() and "/" not in name:
@@ -275,6 +295,7 @@ def load_checkpoint(
     from .text.prompt import Prompt
 
     folder, config = checkpoint.load_sidecar(checkpoint_name, revision)
+    manifest.check(folder)
     if config["modality"] != "text":
         raise UserError(f"{checkpoint_name}: unknown modality {config['modality']!r}")
     method = get_method(config["method"]["name"], **config["method"]["options"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,11 @@ from transformers import EvalPrediction
 
 from . import checkpoint
 from .config import DAPPrConfig
-from .errors import UserError
 from .evaluators import evaluate_id
 from .files import write_text
 from .interrupt import InterruptCallback
 from .methods import Method, Progress, get_method, name_of
-from .monitor import ChanceMonitor, common_mode_share, evidence_stats
+from .monitor import DEAD, ChanceMonitor, Tally, common_mode_share, evidence_stats, evidence_summary
 from .outputs import Outputs
 from .passes import read_logits, seeded
 from .predictions import PredictionTable
@@ -30,7 +30,6 @@ from .samplers import FixedOrder, LengthGrouped
 logger = logging.getLogger(__name__)
 
 _PROBE_ROWS = 64  # training rows read once to know where the logits start
-_DEAD = -5.0  # start logits below this carry almost no gradient
 
 
 class DAPPrTrainer(PublishingTrainer):
@@ -96,7 +95,7 @@ class DAPPrTrainer(PublishingTrainer):
             eval_dataset = {key: self._prepare(rows, key) for key, rows in eval_dataset.items()}
         elif eval_dataset is not None:
             eval_dataset = self._prepare(eval_dataset, "eval_dataset")
-        self._terms: dict[str, Tensor] = {}
+        self._tally = Tally()
         self._chance = ChanceMonitor()
         self.interrupt = InterruptCallback()
         super().__init__(
@@ -128,12 +127,9 @@ class DAPPrTrainer(PublishingTrainer):
                 A checkpoint folder; `True`: the last one in `output_dir`; `"auto"`: the same if there is one, else a
                 fresh start. Defaults to `args.resume_from_checkpoint`.
         """
-        resume = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
-        if resume in ("auto", "true", True):
-            last = checkpoint.last_checkpoint(self.args.output_dir)
-            if last is None and resume != "auto":
-                raise UserError(f"{self.args.output_dir} holds no checkpoint to resume from")
-            resume = last
+        wanted = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
+        self.check_stream(self.method)
+        resume = self.resume_folder(wanted)
         if resume:
             _, config = checkpoint.load_sidecar(str(resume))
             self.backend.evidence_offset = config["evidence_offset"]
@@ -164,7 +160,7 @@ class DAPPrTrainer(PublishingTrainer):
             f"Answer logits start at {mean:.2f} (from {low:.2f} to {high:.2f}), evidence offset "
             f"{self.backend.evidence_offset:g}"
         )
-        if mean < _DEAD:
+        if mean < DEAD:
             logger.warning(
                 f"Answer logits start at {mean:.1f} on average: evidence is dead there and its gradient vanishes; set "
                 "train.evidence_offset: auto"
@@ -173,12 +169,11 @@ class DAPPrTrainer(PublishingTrainer):
     @torch.no_grad()
     def _probe(self) -> Tensor:
         """Answer logits of the first training rows, before the model is wrapped for training."""
-        count = min(_PROBE_ROWS, len(self.train_dataset))
         training = self.model.training
         self.model.eval()
-        rows = [self.train_dataset[i] for i in range(count)]
+        rows = list(islice(iter(self.train_dataset), _PROBE_ROWS))
         size = self.args.per_device_eval_batch_size
-        chunks = [self.backend.collate(rows[i : i + size]) for i in range(0, count, size)]
+        chunks = [self.backend.collate(rows[i : i + size]) for i in range(0, len(rows), size)]
         logits = [self.backend.read(self.model, self._prepare_inputs(chunk)).logits for chunk in chunks]
         self.model.train(training)
         return torch.cat(logits)[:, : self.backend.num_choices].float().cpu()
@@ -188,11 +183,13 @@ class DAPPrTrainer(PublishingTrainer):
         grouped = self.args.train_sampling_strategy == "group_by_length"
         if not grouped or "length" not in getattr(dataset, "column_names", ()):
             return super()._get_train_sampler(train_dataset)
-        batch = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        batch = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
         return LengthGrouped(batch, dataset["length"], self.args.data_seed or self.args.seed, lambda: self.state.epoch)
 
     def progress(self) -> Progress:
         """Where training stands; schedules count whole epochs from 0."""
+        if hasattr(self.train_dataset, "__iter__") and not hasattr(self.train_dataset, "__len__"):
+            return self.stream_progress()
         epochs = self.state.num_train_epochs or math.ceil(self.args.num_train_epochs)
         return Progress(epoch=self.state.epoch or 0.0, epochs=epochs)
 
@@ -210,9 +207,12 @@ class DAPPrTrainer(PublishingTrainer):
         if num_options is None:
             num_options = torch.full_like(labels, self.backend.num_choices)
         terms, extra = self._loss_terms(outputs, labels, num_options, progress)
-        loss = sum(terms.values()).mean()  # type: ignore[union-attr]
+        shares = inputs.get("shares")  # each row's part of the loss, where the last batch was filled up with repeats
+        per_row: Any = sum(terms.values())
+        loss = per_row.mean() if shares is None else (per_row * shares).sum()
         if model.training:
-            self._record(terms, extra, outputs, labels, num_options, progress)
+            self.watch.see(terms, inputs.get("row"), self.row_names)
+            self._record(terms, extra, outputs, labels, num_options, progress, shares)
         return (loss, outputs) if return_outputs else loss
 
     def _loss_terms(
@@ -247,26 +247,22 @@ class DAPPrTrainer(PublishingTrainer):
         labels: Tensor,
         num_options: Tensor,
         progress: Progress,
+        shares: Tensor | None = None,
     ) -> None:
         """Sum up what the next `log` reports; stays on the device, so a step waits for nothing."""
         values = {f"loss/{key}": value for key, value in terms.items()} | extra
         values |= evidence_stats(self.method, outputs, labels, num_options)
-        if self.state.global_step < 20 and int(num_options.min()) == self.backend.num_choices:
-            values["grad/common_mode"] = common_mode_share(self.method, outputs, labels, progress)
-        for key, value in values.items():
-            pair = torch.stack([value.detach().double().sum(), value.new_tensor(len(value), dtype=torch.double)])
-            self._terms[key] = self._terms.get(key, 0) + pair
+        if self.state.global_step < 20:
+            share = common_mode_share(self.method, outputs, labels, progress)
+            values["grad/common_mode"] = share.masked_fill(num_options != self.backend.num_choices, math.nan)
+        self._tally.add(values, None if shares is None else shares > 0)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if "loss" in logs and self._terms:
-            keys = sorted(self._terms)
-            sums = self.accelerator.reduce(torch.stack([self._terms[key] for key in keys]), reduction="sum")
-            means = dict(zip(keys, (sums[:, 0] / sums[:, 1]).tolist(), strict=True))
-            rows = int(sums[keys.index("accuracy"), 1])
-            self._terms = {}
-            chance = means.pop("chance")
+        if "loss" in logs and self._tally:
+            means, rows = self._tally.drain(self.args.world_size)
+            chance = means.pop("chance", math.nan)
             logs.update(means)
-            warning = self._chance.update(rows, means["accuracy"], chance, means.get("alpha0"))
+            warning = self._chance.update(rows, means.get("accuracy", math.nan), chance, means.get("alpha0"))
             if warning and self.is_world_process_zero():
                 logger.warning(warning)
         super().log(logs, start_time)
@@ -310,7 +306,7 @@ class DAPPrTrainer(PublishingTrainer):
         metrics = {"loss": sum(losses.values()), **losses}
         metrics |= {key: value.mean().item() for key, value in extra.items()}
         table = self._table(logits, labels, num_options, [str(i) for i in range(len(labels))], {})
-        return metrics | evaluate_id(table)
+        return metrics | evidence_summary(table, logits) | evaluate_id(table)
 
     def predict_table(self, dataset: Any, task: str = "", split: str = "", **meta: Any) -> PredictionTable:
         """

@@ -7,20 +7,12 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 import pytest
-from tiny import WORDS, build_model, make_rows, write_recipe
+from tiny import build_model, build_tokenizer, make_rows, write_recipe
 
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    vocabulary = {word: i for i, word in enumerate(["<pad>", "<unk>", "<s>", *dict.fromkeys(WORDS)])}
-    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation()])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<pad>", unk_token="<unk>", bos_token="<s>", padding_side="left"
-    )
+    return build_tokenizer()
 
 
 @pytest.fixture

@@ -278,7 +278,7 @@ def test_a_damaged_checkpoint_is_refused(recipe, tmp_path, capsys):
     ]
     capsys.readouterr()
     assert main(command) == 2
-    assert "Could not load the adapter" in capsys.readouterr().err
+    assert "adapter_model.safetensors is damaged" in capsys.readouterr().err
     (tmp_path / "run" / "uncertainty_config.json").write_text("{")
     assert main(command) == 2
     assert "uncertainty_config.json is damaged" in capsys.readouterr().err

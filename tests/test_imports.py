@@ -12,7 +12,11 @@ WITHOUT_TORCH = [
     "errors",
     "files",
     "recipe",
+    "manifest",
     "checkpoint",
+    "launch",
+    "planning",
+    "cli_scale",
     "predictions",
     "metrics",
     "evaluators",
@@ -82,6 +86,8 @@ def test_text_knows_neither_trainer_nor_vision(path):
 
 def test_the_trainer_chooses_neither_text_nor_vision():
     assert not ours(imports(PACKAGE / "trainer.py")) & {"text", "vision", "cli", "commands", "hub"}
+    for name in ("durable", "nonfinite", "tracking", "publishing"):
+        assert not ours(imports(PACKAGE / f"{name}.py")) & {"text", "vision", "cli", "commands", "run"}, name
 
 
 def test_run_does_not_know_who_uses_it():

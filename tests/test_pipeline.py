@@ -126,12 +126,16 @@ def test_a_rule_for_other_weights_is_refused(run_folder, calibrated):
     save_file({k: v + 0.01 * torch.ones_like(v) for k, v in weights.items()}, run_folder / "adapter_model.safetensors")
     with pytest.raises(UserError, match="other weights"):
         UncertaintyPipeline.from_pretrained(run_folder)
+    (run_folder / "manifest.json").unlink()  # changed on purpose
     assert UncertaintyPipeline.from_pretrained(run_folder, decision=False).decision is None
 
 
 def test_a_truncated_adapter_and_a_pickle_are_refused(run_folder):
     path = run_folder / "adapter_model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(UserError, match="adapter_model.safetensors is damaged"):
+        UncertaintyPipeline.from_pretrained(run_folder, decision=False)
+    (run_folder / "manifest.json").unlink()  # as on the Hub
     with pytest.raises(UserError, match="Could not load the adapter"):
         UncertaintyPipeline.from_pretrained(run_folder, decision=False)
     path.rename(run_folder / "adapter_model.bin")

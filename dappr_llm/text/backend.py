@@ -24,6 +24,7 @@ from . import embedded
 from .items import LETTERS, Columns, MCQItem, parse_item
 from .prompt import Prompt, choice_token_ids, tokenize_items
 from .readout import ChoiceReadout
+from .streams import is_stream, prepare_stream, widest
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -180,6 +181,9 @@ class TextBackend:
         from datasets import Dataset, disable_progress_bars, enable_progress_bars
         from datasets.utils.logging import is_progress_bar_enabled
 
+        if is_stream(dataset):
+            how = {"tokenizer": self.tokenizer, "prompt": self.prompt, "max_length": self.max_length}
+            return prepare_stream(dataset, name, lambda: self.num_choices, **how)
         if isinstance(dataset, list):
             dataset = Dataset.from_list(dataset)
         if "input_ids" in dataset.column_names:
@@ -237,7 +241,8 @@ class TextBackend:
 
     def check_options(self, prepared: Any, name: str) -> None:
         """Settle K if it is still open; refuse rows that offer more options than letters are trained."""
-        counts = list(prepared["num_options"])
+        # A stream's later rows are checked as they come.
+        counts = [widest(prepared)] if is_stream(prepared) else list(prepared["num_options"])
         if self.num_choices is None:
             self.num_choices = max(counts)
             self._read_width(self.num_choices)

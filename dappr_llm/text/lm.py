@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,10 @@ def quantization_config(options: Mapping[str, Any] | Any | None) -> Any:
     values = dict(options)
     if values.get("load_in_4bit"):
         values.setdefault("bnb_4bit_compute_dtype", best_dtype())
+        values.setdefault("bnb_4bit_quant_type", "nf4")
+        values.setdefault("bnb_4bit_use_double_quant", True)
+        if os.environ.get("ACCELERATE_USE_FSDP") == "true":  # FSDP2 shares out only weights kept in a floating dtype
+            values.setdefault("bnb_4bit_quant_storage", best_dtype())
     valid = set(BitsAndBytesConfig().to_dict()) | {"load_in_4bit", "load_in_8bit"}
     for key in values:
         if key not in valid:

@@ -58,7 +58,8 @@ def read_rows(head: nn.Module, hidden: Tensor, ids: Tensor) -> Tensor | None:
     """
     base = head.get_base_layer() if hasattr(head, "get_base_layer") else head
     weight = getattr(base, "weight", None)
-    if weight is None or not weight.is_floating_point() or weight.dim() != 2:
+    # `ds_id`: DeepSpeed ZeRO-3 holds only a part of each weight outside of its own module's forward pass.
+    if weight is None or not weight.is_floating_point() or weight.dim() != 2 or hasattr(weight, "ds_id"):
         return None
     logits = nn.functional.linear(hidden, weight[ids].float())
     if getattr(base, "bias", None) is not None:

@@ -1,0 +1,219 @@
+"""What each process of tests/test_distributed.py does; also called in one process, for comparison."""
+
+import errno
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from peft import LoraConfig
+from tiny import build_model, build_tokenizer, make_rows
+from transformers import TrainerCallback
+
+from dappr_llm import DAPPrConfig, DAPPrTrainer, UserError
+from dappr_llm.methods.dappr import DAPPr
+from dappr_llm.methods.ibedl import IBEDL
+
+ROWS, TEST = 37, 11  # neither divides by anything used here
+METHOD = DAPPr(reg_weight=5e-3, schedule="constant")
+
+
+def lora():
+    return LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "lm_head"], task_type="CAUSAL_LM")
+
+
+def build(folder, world, method=METHOD, **changes):
+    values = {
+        "per_device_train_batch_size": 16 // world, "per_device_eval_batch_size": 4, "num_train_epochs": 2,
+        "learning_rate": 1e-2, "lr_scheduler_type": "constant", "logging_steps": 1, "save_strategy": "no",
+        "report_to": "none", "disable_tqdm": True, "seed": 0,
+    }  # fmt: skip
+    args = DAPPrConfig(str(folder), **(values | changes))
+    return DAPPrTrainer(
+        build_model(),
+        args,
+        make_rows(ROWS),
+        make_rows(9, start=60),
+        processing_class=build_tokenizer(),
+        peft_config=lora(),
+        method=method,
+    )
+
+
+def trained_weights(trainer):
+    return torch.cat([p.detach().flatten().float() for p in trainer.model.parameters() if p.requires_grad])
+
+
+def table_of(trainer):
+    table = trainer.predict_table(make_rows(TEST, start=40), "mine", "test")
+    return {"ids": table.ids.tolist(), "labels": table.labels.tolist(), "alpha": table.alpha.tolist()}
+
+
+def gathered(value, world):
+    if world == 1:
+        return [value]
+    parts = [None] * world
+    dist.all_gather_object(parts, value)
+    return parts
+
+
+def trajectory(folder, world, **changes):
+    """Losses of every step, evaluation figures, table, and how often each process wrote a model."""
+    trainer = build(folder, world, eval_strategy="epoch", save_strategy="epoch", **changes)
+    saves = []
+    write = trainer._save
+    trainer._save = lambda *args, **kwargs: (saves.append(1), write(*args, **kwargs))
+    trainer.train()
+    history = trainer.state.log_history
+    return {
+        "world": trainer.args.world_size,
+        "steps": [{k: v for k, v in entry.items() if k != "epoch"} for entry in history if "loss" in entry],
+        "eval": [
+            {k: v for k, v in entry.items() if "second" not in k and "runtime" not in k}
+            for entry in history
+            if "eval_loss" in entry
+        ],
+        "table": table_of(trainer),
+        "saves": gathered(len(saves), world),
+        "weights": gathered(trained_weights(trainer).tolist(), world),
+        "unused": trainer.args.ddp_find_unused_parameters,
+    }
+
+
+class FirstNoise(TrainerCallback):
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 0:
+            with torch.random.fork_rng([]):
+                self.value = torch.randn(3).tolist()
+
+
+def noise(folder, world):
+    """IB-EDL: the prediction's noise is the same everywhere, the training's differs between processes."""
+    trainer = build(folder, world, method=IBEDL(), num_train_epochs=1)
+    before = table_of(trainer)
+    watched = FirstNoise()
+    trainer.add_callback(watched)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return {"table": before, "drawn": gathered(watched.value, world), "losses": losses}
+
+
+def skipping(folder, world):
+    """A row with a loss that is not finite, met by one process: all of them leave that step out."""
+    trainer = build(folder, world, on_nonfinite="skip", num_train_epochs=1)
+    read = trainer.backend.read
+
+    def poisoned(model, inputs):
+        out = read(model, inputs)
+        if not model.training:
+            return out
+        return replace(out, logits=out.logits + torch.where(inputs["row"] == 5, torch.nan, 0.0).unsqueeze(-1))
+
+    trainer.backend.read = poisoned
+    trainer.train()
+    weights = gathered(trained_weights(trainer).tolist(), world)
+    trainer.args.on_nonfinite = "stop"
+    try:
+        trainer.train()
+        message = ""
+    except UserError as error:
+        message = str(error)
+    return {"weights": weights, "stopped": gathered(message, world)}
+
+
+def full_disk(folder, world):
+    """The first process cannot write: every process says so, none waits for another."""
+    trainer = build(folder, world, save_strategy="steps", save_steps=1, max_steps=2)
+    write = trainer._write_state
+
+    def fail(where):
+        if trainer.state.global_step == 2 and trainer.is_world_process_zero():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(where)
+
+    trainer._write_state = fail
+    try:
+        trainer.train()
+        message = ""
+    except UserError as error:
+        message = str(error)
+    return {"messages": gathered(message, world), "kept": sorted(p.name for p in Path(folder).iterdir())}
+
+
+def fsdp2(folder, world):
+    """A model sharded by accelerate's own FSDP2 code, read, trained one step and gathered."""
+    from accelerate.utils import FullyShardedDataParallelPlugin
+    from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+    trainer = build(folder, world)
+    model, backend = trainer.model.train(), trainer.backend
+    rows = list(backend.prepare(make_rows(8)))
+    own = rows if world == 1 else rows[dist.get_rank() :: world]
+    units = []
+    if world > 1:
+        plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=2,
+            auto_wrap_policy="transformer_based_wrap",
+            reshard_after_forward=True,
+            cpu_ram_efficient_loading=False,
+        )
+        accelerator = SimpleNamespace(
+            state=SimpleNamespace(fsdp_plugin=plugin),
+            mixed_precision="no",
+            is_main_process=dist.get_rank() == 0,
+            device=torch.device("cpu"),
+            torch_device_mesh=None,
+            parallelism_config=None,
+        )
+        model = fsdp2_prepare_model(accelerator, model)
+        units = sorted(type(module).__name__ for module in model.modules() if isinstance(module, FSDPModule))
+        assert all(isinstance(p, DTensor) for p in model.parameters())  # nothing is left out of every unit
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    losses = []
+    for _ in range(3):
+        loss = trainer.compute_loss(model, backend.collate(own))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(sum(gathered(loss.item(), world)) / world)
+    whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters() if p.requires_grad]
+    return {"losses": losses, "units": units, "weights": torch.cat([w.detach().flatten() for w in whole]).tolist()}
+
+
+def everything(folder, world):
+    folder = Path(folder)
+    return {
+        "random": trajectory(folder / "random", world),
+        "grouped": trajectory(
+            folder / "grouped", world, train_sampling_strategy="group_by_length", num_train_epochs=1
+        ),
+        "parts": trajectory(
+            folder / "parts",
+            world,
+            gradient_accumulation_steps=2,
+            per_device_train_batch_size=8 // world,
+            num_train_epochs=1,
+        ),
+        "checkpointed": trajectory(folder / "checkpointed", world, gradient_checkpointing=True, num_train_epochs=1),
+        "noise": noise(folder / "noise", world),
+        "skipping": skipping(folder / "skipping", world),
+        "full_disk": full_disk(folder / "full_disk", world),
+        "fsdp2": fsdp2(folder / "fsdp2", world),
+    }
+
+
+if __name__ == "__main__":
+    import faulthandler
+    import os
+
+    faulthandler.dump_traceback_later(240, exit=True)  # a hang must show where
+
+    found = everything(sys.argv[1], int(os.environ["WORLD_SIZE"]))
+    if os.environ["RANK"] == "0":
+        Path(sys.argv[1], "found.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
