@@ -38,8 +38,8 @@ class ImageClassifierConfig(PretrainedConfig):
             Their names; kept as `id2label`.
         channels, image_size (`int`, *optional*, default to 3 and 32):
             Of the images that the model sees.
-        mean, std (`Sequence[float]`, *optional*):
-            Normalisation of the images, one number per channel; also used for other data sets.
+        transform (`Mapping`, *optional*):
+            Fields of [`ImageTransform`]: how images become tensors, those of other data sets too.
         stem (`str`, *optional*, defaults to `"default"`):
             `"small"` for images of 32 or 64 pixels; see [`build_backbone`].
         hidden (`Sequence[int]`, *optional*):
@@ -70,8 +70,7 @@ class ImageClassifierConfig(PretrainedConfig):
         class_names: Sequence[str] | None = None,
         channels: int = 3,
         image_size: int = 32,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
+        transform: Mapping[str, Any] | None = None,
         stem: str = "default",
         hidden: Sequence[int] | None = None,
         dropout: float = 0.0,
@@ -86,8 +85,7 @@ class ImageClassifierConfig(PretrainedConfig):
         self.backbone = backbone
         self.channels = channels
         self.image_size = image_size
-        self.mean = list(mean) if mean is not None else [0.0] * channels
-        self.std = list(std) if std is not None else [1.0] * channels
+        self.transform = dict(transform) if transform is not None else None
         self.stem = stem
         self.hidden = list(hidden or [])
         self.dropout = dropout
