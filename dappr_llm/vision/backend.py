@@ -66,7 +66,7 @@ class PreparedImages:
         if key == "labels":
             return self.rows.labels
         if key == "num_options":
-            return np.full(len(self), self.num_classes)
+            return [self.num_classes] * len(self)
         if isinstance(key, str):
             raise KeyError(key)
         return self.rows[key]
@@ -170,9 +170,15 @@ class ImageBackend:
                 f"{name}, row {row} ({rows.ids[row]}): label {rows.labels[row]} is not one of the "
                 f"{self.num_choices} classes, which training and evaluation need"
             )
-        if not labelled and (bad.any() or list(rows.class_names) != self.class_names):
+        if not labelled and (bad.any() or not self._same_classes(rows, name)):
             rows = rows.without_labels()
         return PreparedImages(rows.with_transform(self.transform), self.num_choices)
+
+    def _same_classes(self, rows: ImageRows, name: str) -> bool:
+        """Whether labels mean this model's classes; those of KMNIST are numbers too, but other characters."""
+        if name in ("dataset", self.settings.task):
+            return True
+        return list(rows.class_names) == self.class_names and not all(word.isdigit() for word in self.class_names)
 
     def augmented(self, prepared: PreparedImages) -> PreparedImages:
         """The same rows as training sees them."""

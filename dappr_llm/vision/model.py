@@ -40,6 +40,8 @@ class ImageClassifierConfig(PretrainedConfig):
             Of the images that the model sees.
         transform (`Mapping`, *optional*):
             Fields of [`ImageTransform`]: how images become tensors, those of other data sets too.
+        task (`str`, *optional*):
+            The task it was trained on, whose labels are its classes even where these are mere numbers.
         stem (`str`, *optional*, defaults to `"default"`):
             `"small"` for images of 32 or 64 pixels; see [`build_backbone`].
         hidden (`Sequence[int]`, *optional*):
@@ -71,6 +73,7 @@ class ImageClassifierConfig(PretrainedConfig):
         channels: int = 3,
         image_size: int = 32,
         transform: Mapping[str, Any] | None = None,
+        task: str | None = None,
         stem: str = "default",
         hidden: Sequence[int] | None = None,
         dropout: float = 0.0,
@@ -86,6 +89,7 @@ class ImageClassifierConfig(PretrainedConfig):
         self.channels = channels
         self.image_size = image_size
         self.transform = dict(transform) if transform is not None else None
+        self.task = task
         self.stem = stem
         self.hidden = list(hidden or [])
         self.dropout = dropout
