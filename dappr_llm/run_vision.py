@@ -128,8 +128,7 @@ def build_model(
     model = ImageClassifier(config, pretrained=section.pretrained)
     if section.adapter:
         _start_from(model, section.adapter)
-    if torch.cuda.is_available():
-        model = model.to(memory_format=torch.channels_last)
+    model = model.to(memory_format=torch.channels_last)  # faster convolutions, on CPUs too
     base = f"timm/{section.backbone}" if section.pretrained else None
     return model, ImageBackend(model, method, build_transform(task, train=True, **wanted), base)
 
@@ -169,7 +168,7 @@ def load_checkpoint(folder: str, config: dict[str, Any], method: Method, quantiz
     if not (Path(folder) / WEIGHTS).is_file():
         raise UserError(f"{folder} holds no {WEIGHTS}")
     model = ImageClassifier.from_pretrained(folder)
-    model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"), memory_format=torch.channels_last)
     backend = ImageBackend(model, method, base_model=config.get("base_model"))
     backend.evidence_offset = config.get("evidence_offset", 0.0)
     return model, backend

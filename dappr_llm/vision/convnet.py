@@ -22,7 +22,8 @@ class ConvNet(nn.Module):
         super().__init__()
         sizes = (channels, width, width, width)
         blocks = [
-            nn.Sequential(nn.Conv2d(before, after, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2))
+            # The larger of two ReLUs is the ReLU of the larger: pooled first, there is a quarter of them to do.
+            nn.Sequential(nn.Conv2d(before, after, 5, padding=2), nn.MaxPool2d(2), nn.ReLU())
             for before, after in zip(sizes, sizes[1:], strict=False)
         ]
         self.convolutions = nn.Sequential(*blocks)
