@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import logging
 import zipfile
 import zlib
 from pathlib import Path
@@ -16,6 +17,8 @@ from .splits import Split, aliases
 
 if TYPE_CHECKING:
     from .tasks import ImageTask
+
+logger = logging.getLogger(__name__)
 
 _IDX_IMAGES, _IDX_LABELS = 2051, 2049
 _CIFAR_PIXELS = 3 * 32 * 32
@@ -57,6 +60,8 @@ def read_npz(folder: Path, split: str, task: ImageTask) -> Split | None:
     for alias in aliases(split):
         path = _first(folder, f"{alias}.npz", f"{alias}_*.npz")
         if path is not None:
+            if path.stem != alias:
+                logger.warning(f"{path}: taken for the {split} split, of which it may be a part")
             return npz_split(path, split)
     return None
 

@@ -7,23 +7,37 @@ resumed; a split is the same with every version of every library.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-_STEP = np.uint64(0x9E3779B97F4A7C15)
+_STEP = 0x9E3779B97F4A7C15
+_FULL = 2**64 - 1
 
 
-def _mixed(values: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64: every input bit reaches every output bit."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+def _mixed(values: Any) -> Any:
+    """The finaliser of SplitMix64 on an integer or on uint64 values: every input bit reaches every output bit."""
+    one, two, down = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, (30, 27, 31)
+    if isinstance(values, int):
+        values = ((values ^ (values >> down[0])) * one) & _FULL
+        values = ((values ^ (values >> down[1])) * two) & _FULL
+        return values ^ (values >> down[2])
+    values = (values ^ (values >> np.uint64(down[0]))) * np.uint64(one)
+    values = (values ^ (values >> np.uint64(down[1]))) * np.uint64(two)
+    return values ^ (values >> np.uint64(down[2]))
+
+
+def _key(*numbers: int) -> int:
+    state = 0
+    for number in numbers:
+        state = _mixed((state + _STEP + number) & _FULL)
+    return state
 
 
 def _hashed(rows: np.ndarray, *keys: int) -> np.ndarray:
-    state = np.zeros(1, dtype=np.uint64)
-    for key in keys:
-        state = _mixed(state + _STEP + np.array([key % 2**64], dtype=np.uint64))
-    return _mixed(_mixed(state + rows.astype(np.uint64) * _STEP) + _STEP)
+    """uint64 `[rows, keys]`, one column per key."""
+    steps = rows.astype(np.uint64) * np.uint64(_STEP)
+    return _mixed(_mixed(steps[:, None] + np.array(keys, dtype=np.uint64)) + np.uint64(_STEP))
 
 
 def draws(rows: np.ndarray, count: int, seed: int = 0, epoch: int = 0) -> np.ndarray:
@@ -40,8 +54,8 @@ def draws(rows: np.ndarray, count: int, seed: int = 0, epoch: int = 0) -> np.nda
         epoch (`int`, *optional*, defaults to 0):
             A row gets other numbers in every epoch.
     """
-    columns = [_hashed(np.asarray(rows), seed, epoch, column) for column in range(count)]
-    return (np.stack(columns, axis=-1) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    numbers = _hashed(np.asarray(rows), *(_key(seed, epoch, column) for column in range(count)))
+    return (numbers >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def shuffled(count: int, seed: int = 0, stream: int = 0) -> np.ndarray:
@@ -56,4 +70,4 @@ def shuffled(count: int, seed: int = 0, stream: int = 0) -> np.ndarray:
         stream (`int`, *optional*, defaults to 0):
             Tells apart permutations for different purposes under one seed.
     """
-    return np.argsort(_hashed(np.arange(count), seed, stream, -1), kind="stable")
+    return np.argsort(_hashed(np.arange(count), _key(seed, stream, -1))[:, 0], kind="stable")

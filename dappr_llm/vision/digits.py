@@ -18,7 +18,7 @@ from .splits import Split, divide, divide_test
 PHOTOS = ("china", "flower")
 _TEST, _VALIDATION = 0.25, 0.2
 _LETTERS_EACH, _PIECES_EACH = 50, 250
-_PEN = 1.6  # half the width of a stroke, of 32
+_PEN = 2.0  # half the width of a stroke, of 32
 
 # Strokes as chains of points in a unit square, x to the right and y down. Letters that resemble a digit
 # (B, D, G, I, J, O, Q, S, Z) are left out.

@@ -47,7 +47,7 @@ def read_folder(folder: Path, split: str, task: ImageTask) -> Split | None:
     `<split>/<class>/…`, or `<class>/…` for a source without splits, or images right in the folder, which then have no
     labels. Classes are numbered in the alphabetical order of the training folder's, so that splits agree.
     """
-    divided = {name: found for name in _SPLITS if (found := _split_folder(folder, name)) is not None}
+    divided = {name: place for name in _SPLITS if (place := _split_folder(folder, name)) is not None}
     if divided:
         if split not in divided:
             return None

@@ -19,13 +19,23 @@ if TYPE_CHECKING:
 UNKNOWN = -1
 
 
-class RowBatch(list):
-    """Rows as a list of mappings; `batch` holds the same values already stacked, which [`collate_rows`] takes."""
+class RowBatch(Sequence):
+    """Rows that were read together: `batch` holds their values stacked, which [`collate_rows`] takes as it is."""
 
     def __init__(self, batch: dict[str, Any]):
         self.batch = batch
-        keys = list(batch)
-        super().__init__(dict(zip(keys, values, strict=True)) for values in zip(*batch.values(), strict=True))
+
+    def __len__(self) -> int:
+        return len(self.batch["row"])
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return [self[k] for k in range(*i.indices(len(self)))]
+        return {
+            "pixel_values": self.batch["pixel_values"][i],
+            "labels": int(self.batch["labels"][i]),
+            "row": int(self.batch["row"][i]),
+        }
 
 
 class ImageRows:
@@ -105,7 +115,7 @@ class ImageRows:
         """Transformed pixels of some rows: one tensor, or a list where the transform leaves sizes different."""
         import torch
 
-        transform = self.transform
+        transform: Any = self.transform
         if transform is None or hasattr(transform, "finish"):
             chance = self._chance(rows)
             if isinstance(self.images, ArrayImages):

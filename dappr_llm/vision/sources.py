@@ -166,8 +166,8 @@ def dataset_split(dataset: Any, split: str, task: ImageTask, place: str) -> Spli
     for key, value in task.where.items():
         if key not in dataset.column_names:
             raise UserError(f"{place}: no column {key!r}; it has {', '.join(dataset.column_names)}")
-        values = np.asarray(dataset[key][:])
-        rows = rows[values[rows].astype(str) == str(value)]
+        column_values = np.asarray(dataset[key][:]).astype(str)
+        rows = rows[column_values[rows] == str(value)]
     if len(rows) < len(dataset):
         dataset = dataset.select(rows)
     name = next((key for key in (task.label, *_LABELS) if key in dataset.column_names), None)
