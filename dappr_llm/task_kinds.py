@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -52,3 +53,28 @@ def load_rows(
     from .text.tasks import load_task
 
     return load_task(task, split, root, limit, labelled)
+
+
+def iter_items(task: Any, split: str, root: str | None, backend: Any) -> Iterator[Any]:
+    """
+    Items of one split, one after the other, for a backend's `encode`.
+
+    Args:
+        task (`MCQTask` or `ImageTask`):
+            From `find_task`.
+        split (`str`):
+            Which.
+        root (`str`, *optional*):
+            Folder with local copies of Hub datasets.
+        backend (`TextBackend` or `ImageBackend`):
+            What will read them.
+    """
+    if backend.modality == "text":
+        from .text.tasks import iter_items as iter_questions
+
+        yield from (item for _, item in iter_questions(task, split, root))
+        return
+    prepared = backend.prepare(load_rows(task, split, root, labelled=False), labelled=False, name=task.name)
+    for i, name in enumerate(prepared["id"]):
+        row = {"id": name, "image": prepared.rows.load(i), "label": int(prepared.rows.labels[i])}
+        yield from backend.items([row], i)
