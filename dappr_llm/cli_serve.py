@@ -27,7 +27,7 @@ def add_verbs(
 ) -> None:
     """Add the parsers of these verbs."""
     ask = verb(
-        "ask", "Ask questions (or about images) in the terminal and see probabilities, uncertainties and the decision."
+        "ask", "Ask in the terminal and see probabilities, uncertainties and the decision."
     )
     ask.add_argument("checkpoint", help="folder of a run, or Hub id")
     ask.add_argument("--base", help="where the base model is, if not where the checkpoint says")

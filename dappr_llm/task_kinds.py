@@ -14,7 +14,7 @@ def find_task(spec: Any, modality: str | None = None) -> Any:
         spec (`str` or `Mapping`):
             A task's name, a file or folder, or a description.
         modality (`str`, *optional*):
-            `"text"` or `"vision"`, where a checkpoint or recipe says which; by default what the description looks like.
+            `"text"` or `"vision"`, where a checkpoint or recipe says which; by default what it looks like.
     """
     if modality == "vision" or modality is None:
         from .vision.tasks import get_image_task, is_image_task

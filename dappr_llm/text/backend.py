@@ -236,8 +236,8 @@ class TextBackend:
         return [fingerprint(ids) for ids in prepared["input_ids"]]
 
     ask_help = (
-        "Type a question, then one choice per line and an empty line; or all in one line: question | choice | choice.\n"
-        "Ctrl-D ends."
+        "Type a question, then one choice per line and an empty line; or all in one line: question | choice | "
+        "choice.\nCtrl-D ends."
     )
 
     def ask_row(self, read: Callable[[str], str]) -> Mapping[str, Any] | None:
