@@ -89,12 +89,13 @@ def _tree(base: Path, root: Path, classes: list[str], complete: bool) -> Split |
             if name not in numbers:
                 raise UserError(f"{base / name}: a class that training does not have; it has {_few(classes)}")
             inside, others = _files(base / name)
-            if complete and not inside:
-                raise UserError(f"{base / name}: a class without images; add some, or remove the folder")
             files += inside
             skipped += others
             found += [numbers[name]] * len(inside)
         labels = np.array(found, dtype=np.int64)
+        empty = sorted(set(names) - {classes[i] for i in found})
+        if complete and files and empty:
+            raise UserError(f"{base / empty[0]}: a class without images; add some, or remove the folder")
     if skipped:
         logger.warning(f"{base}: {skipped} files that are no images were passed over")
     if not files:
