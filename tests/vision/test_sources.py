@@ -20,7 +20,9 @@ def pixels(rows, i=0):
 # Arrays
 
 
-@pytest.mark.parametrize("name, folder", [("mnist", "mnist"), ("kmnist", "KMNIST/raw"), ("fashion_mnist", "fashion-mnist")])
+@pytest.mark.parametrize(
+    "name, folder", [("mnist", "mnist"), ("kmnist", "KMNIST/raw"), ("fashion_mnist", "fashion-mnist")]
+)
 @pytest.mark.parametrize("zipped", [True, False])
 def test_idx(tmp_path, name, folder, zipped):
     images, labels = noise(20, 28, 28), np.arange(20) % 10
@@ -55,7 +57,9 @@ def test_cifar10_binary(tmp_path):
     (folder / "data_batch_1.bin").write_bytes(b"".join(rows[:6]))
     (folder / "data_batch_2.bin").write_bytes(b"".join(rows[6:]))
     (folder / "test_batch.bin").write_bytes(rows[4])
-    found = [load_image_task({"task": "cifar10", "validation_fraction": 0.2}, s, tmp_path) for s in ("train", "validation")]
+    found = [
+        load_image_task({"task": "cifar10", "validation_fraction": 0.2}, s, tmp_path) for s in ("train", "validation")
+    ]
     assert sorted(np.concatenate([rows.labels for rows in found])) == list(range(10))
     test = load_image_task("cifar10", "test", tmp_path)
     assert test.labels.tolist() == [4] and (pixels(test) == images[4].transpose(1, 2, 0)).all()
@@ -136,7 +140,9 @@ def test_cub(tmp_path):
     lines = list(enumerate(names, start=1))
     (folder / "images.txt").write_text("\n".join(f"{i} {name}" for i, name in lines))
     (folder / "image_class_labels.txt").write_text("\n".join(f"{i} {int(name[2])}" for i, name in lines))
-    (folder / "train_test_split.txt").write_text("\n".join(f"{i} {int(not name.endswith('/0.jpg'))}" for i, name in lines))
+    (folder / "train_test_split.txt").write_text(
+        "\n".join(f"{i} {int(not name.endswith('/0.jpg'))}" for i, name in lines)
+    )
     (folder / "classes.txt").write_text("1 001.Bird_1\n2 002.Bird_2\n")
     spec = {"task": "cub", "num_classes": 2}
     train, validation, test = (load_image_task(spec, s, tmp_path) for s in ("train", "validation", "test"))
@@ -194,7 +200,9 @@ def test_a_divided_dtd_is_put_together_again(tmp_path):
 def test_places365(tmp_path):
     for i in range(3):
         save(tmp_path / "places365" / "val_256" / f"Places365_val_{i}.jpg")
-    (tmp_path / "places365" / "places365_val.txt").write_text("".join(f"Places365_val_{i}.jpg {9 * i}\n" for i in range(3)))
+    (tmp_path / "places365" / "places365_val.txt").write_text(
+        "".join(f"Places365_val_{i}.jpg {9 * i}\n" for i in range(3))
+    )
     assert load_image_task("places365", "test", tmp_path).labels.tolist() == [0, 9, 18]
     (tmp_path / "places365" / "places365_val.txt").unlink()
     assert len(load_image_task("places365", "test", tmp_path, labelled=False)) == 3
@@ -257,7 +265,9 @@ def test_the_hub_is_read_through_datasets(monkeypatch, name):
     monkeypatch.setattr(datasets, "load_dataset", fake)
     train, test = (load_image_task(name, split) for split in ("train", "test"))
     assert calls == [(path, config, train_split, None), (path, config, test_split, None)]
-    assert len(test) == (10 if task.where else 40) and test.labels.tolist() == [i % (task.num_classes or 3) for i in range(len(test))]
+    assert len(test) == (10 if task.where else 40) and test.labels.tolist() == [
+        i % (task.num_classes or 3) for i in range(len(test))
+    ]
     shape = (task.size, task.size, task.channels)
     assert (pixels(test, 7) == noise(*shape[: 2 + (task.channels > 1)], seed=7).reshape(shape)).all()
     kept = int(len(test) * (1 - (task.validation_fraction or 0) * (not task.whole)) + 1e-6)
@@ -314,7 +324,11 @@ def test_parquet_with_names_for_labels(tmp_path, dataset_cache):
     spec = {"name": "mine", "splits": splits, "image": "photo", "label": "kind", "validation_fraction": None}
     assert load_image_task(spec, "train").labels.tolist() == [1, 0, 2]
     test = load_image_task(spec, "test")
-    assert test.labels.tolist() == [2, 1] and test.class_names == ["cat", "dog", "emu"] and pixels(test).shape == (9, 9, 3)
+    assert (
+        test.labels.tolist() == [2, 1]
+        and test.class_names == ["cat", "dog", "emu"]
+        and pixels(test).shape == (9, 9, 3)
+    )
     splits["test"] = write("c.parquet", ["emu", "dgo"])
     with pytest.raises(UserError, match="c.parquet, row 1: unknown class 'dgo'; did you mean 'dog'"):
         load_image_task(spec, "test")
