@@ -415,8 +415,8 @@ real_data = pytest.mark.skipif(
     [
         ("mnist", {"train": 48000, "validation": 12000, "test": 10000}, 0.1325),
         ("fashion_mnist", {"train": 48000, "validation": 12000, "test": 10000}, 0.2868),
-        ("kmnist", {"test": 10000}, 0.1921),
-        ("cifar10", {"test": 10000}, 0.4777),
+        ("kmnist", {"test": 10000}, 0.1846),
+        ("cifar10", {"test": 10000}, 0.4766),
     ],
 )
 def test_real_arrays(name, counts, mean):
