@@ -64,9 +64,9 @@ class ArrayImages:
 
 
 class FileImages:
-    """Image files, each decoded when it is asked for."""
+    """Image files, each decoded when it is asked for; their paths are kept as text, which a million needs."""
 
-    def __init__(self, paths: Sequence[Path]):
+    def __init__(self, paths: Sequence[str]):
         self.paths = list(paths)
 
     def __len__(self) -> int:
@@ -74,7 +74,7 @@ class FileImages:
 
     def place(self, i: int) -> str:
         """The file."""
-        return str(self.paths[i])
+        return self.paths[i]
 
     def take(self, indices: np.ndarray) -> FileImages:
         """Some of the files."""
@@ -86,7 +86,7 @@ class FileImages:
 
     def load(self, i: int) -> Image:
         """Image `i`, grey or RGB."""
-        return decode(self.paths[i], self.place(i))
+        return decode(Path(self.paths[i]), self.place(i))
 
 
 class HubImages:

@@ -166,8 +166,8 @@ def dataset_split(dataset: Any, split: str, task: ImageTask, place: str) -> Spli
     for key, value in task.where.items():
         if key not in dataset.column_names:
             raise UserError(f"{place}: no column {key!r}; it has {', '.join(dataset.column_names)}")
-        column_values = np.asarray(dataset[key][:]).astype(str)
-        rows = rows[column_values[rows] == str(value)]
+        values_of = dataset.select_columns([key]).with_format("numpy")[:][key]  # a million rows: no Python lists
+        rows = rows[values_of[rows].astype(str) == str(value)]
     name = next((key for key in (task.label, *_LABELS) if key in dataset.column_names), None)
     names = None
     labels: np.ndarray = np.full(len(dataset), -1, dtype=np.int64)
