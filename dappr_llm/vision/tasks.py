@@ -16,7 +16,7 @@ from .catalogue import CORRUPTIONS, FINE, IMAGE_TASKS, IMAGENET_MEAN, IMAGENET_S
 from .folders import has_images
 from .images import in_memory
 from .rows import ImageRows
-from .sources import find_folder, read_file, read_hub, read_local
+from .sources import SPECIAL, find_folder, read_file, read_hub, read_local
 from .splits import RULES, Split, aliases, check_labels, divide, divide_test, joined, long_tail, sample
 
 __all__ = [
@@ -28,6 +28,16 @@ DATA_ROOT = "DAPPR_DATA_ROOT"
 _OWN: dict[str, Any] = {**FINE, "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
 _TASK_KEYS = {f.name for f in dataclasses.fields(ImageTask)}
 _FILES = (".npz", ".parquet")
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("name", "path", "config", "image", "label", "layout", "revision"), str),
+    **dict.fromkeys(("num_classes", "channels", "size", "resize"), int),
+    **dict.fromkeys(("validation_fraction", "test_fraction", "imbalance"), (int, float)),
+    **dict.fromkeys(("splits", "where"), Mapping),
+    **dict.fromkeys(("mean", "std", "augment", "class_names", "folders"), tuple),
+}
+_KIND_NAMES: dict[Any, str] = {
+    str: "a text", int: "a whole number", (int, float): "a number", Mapping: "a mapping", tuple: "a list",
+}  # fmt: skip
 
 
 def corruption_tasks(severities: tuple[int, ...] = SEVERITIES) -> list[str]:
@@ -92,6 +102,7 @@ def get_image_task(spec: str | Mapping[str, Any] | ImageTask) -> ImageTask:
     for key in values:
         if key not in _TASK_KEYS:
             raise UserError(f"Unknown key {key!r} in the task description; {nearest(key, _TASK_KEYS | {'task'})}")
+    _check_types(values)
     task = _own(values) if start is None else dataclasses.replace(get_image_task(start), **values)
     _check(task)
     return task
@@ -110,7 +121,7 @@ def _corrupted(spec: str) -> ImageTask:
 
 
 def _own(values: dict[str, Any]) -> ImageTask:
-    path, splits = values.get("path"), dict(values.get("splits") or {})
+    path, splits = values.get("path") or None, dict(values.get("splits") or {})
     if path is None and not splits:
         raise UserError("A task description needs `task` (a name), `path` (a folder, file or Hub id) or `splits`")
     if path is not None and str(path).endswith(_FILES):
@@ -125,11 +136,19 @@ def _own(values: dict[str, Any]) -> ImageTask:
     return ImageTask(**{**defaults, "name": source.stem, **values, "path": path, "splits": splits})
 
 
+def _check_types(values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        if key in _KINDS and value is not None and (isinstance(value, bool) or not isinstance(value, _KINDS[key])):
+            raise UserError(f"{key} in the task description must be {_KIND_NAMES[_KINDS[key]]}, got {value!r}")
+
+
 def _check(task: ImageTask) -> None:
     if task.validation_rule not in RULES:
         raise UserError(f"Unknown validation_rule {task.validation_rule!r}; {nearest(task.validation_rule, RULES)}")
     if task.num_classes and task.class_names and len(task.class_names) != task.num_classes:
         raise UserError(f"{len(task.class_names)} class_names for {task.num_classes} classes")
+    if task.layout is not None and task.layout not in SPECIAL:
+        raise UserError(f"Unknown layout {task.layout!r}; {nearest(task.layout, SPECIAL)}")
     for name in ("validation_fraction", "test_fraction"):
         value = getattr(task, name)
         if value is not None and not 0 < value < 1:

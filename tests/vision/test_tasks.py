@@ -73,6 +73,11 @@ def test_a_description_starts_from_a_known_task():
         ({"task": "mnist", "validation_rule": "randm"}, "'random'"),
         ({"task": "mnist", "validation_fraction": 1.5}, "validation_fraction must be between 0 and 1"),
         ({"task": "mnist", "class_names": ["a"]}, "1 class_names for 10 classes"),
+        ({"path": "pets", "size": "big"}, "size in the task description must be a whole number, got 'big'"),
+        ({"path": "pets", "augment": "flip"}, "augment in the task description must be a list"),
+        ({"splits": ["a.npz"]}, "splits in the task description must be a mapping"),
+        ({"path": ""}, "needs `task`"),
+        ({"task": "mnist", "layout": "cubs"}, "'cub'"),
         (["mnist"], "a name or a mapping, not list"),
     ],
 )
