@@ -58,9 +58,7 @@ def load_runs(folder: PathLike) -> list[FinishedRun]:
             tables = {task: PredictionTable.load(path) for task, path in run_tables(place).items()}
             runs.append(FinishedRun(place.parent.name, int(recipe.train.get("seed", 42)), recipe, tables))
     if not runs:
-        raise UserError(
-            f"{folder} holds no finished runs (ROW/seedN with {checkpoint.RESULTS}); start the sweep first"
-        )
+        raise UserError(f"{folder} holds no finished runs (ROW/seedN with {checkpoint.RESULTS}); start its sweep")
     return runs
 
 

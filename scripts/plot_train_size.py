@@ -20,9 +20,7 @@ def main() -> None:
     curves = size_curves(load_runs(args.sweep))
     for method, curve in curves.items():
         for size, found in curve.items():
-            print(
-                f"{method:<6} {size:6.0f} rows  mean epistemic {found.mean:.4f} ± {found.std:.4f}  ({found.n} seeds)"
-            )
+            print(f"{method:<6} {size:6.0f} rows: mean {found.mean:.4f} ± {found.std:.4f}  ({found.n} seeds)")
         print(f"{method}: {'falls' if falls(curve) else 'does not fall'} with every step of more data")
     plot_curves(curves, args.out, "training images", "mean epistemic uncertainty, test")
     print(args.out)
