@@ -4,11 +4,10 @@ The approximation behind DAPPr's loss, checked by leaving single images out (bun
     python scripts/leave_one_out.py --items 4 --steps 60 --out leave_one_out.png
 
 The possibility that the label's probability at a training image x is p is, up to its maximum, exp(-L_true(p)) with
-L_true(p) = l(p) + S_x(p): l(p) = -log p is the image's own loss, and S_x(p) the least loss of *all other* images that a
-network can still reach when it says p at x. DAPPr drops S_x, taking a large network to fit the others whatever it says at
-x. Here S_x(p) is found by going on with training on the others while the answer at x is held at p, and its rise above
-its least value is set against l(p). The paper shows such a check; its exact construction is not published, so this one
-is ours.
+L_true(p) = l(p) + S_x(p): l(p) = -log p is the image's own loss, and S_x(p) the least loss of *all other* images that
+a network can still reach when it says p at x. DAPPr drops S_x, taking a large network to fit the others whatever it
+says at x. Here S_x(p) is found by going on with training on the others while the answer at x is held at p, and its
+rise above its least value is set against l(p). The idea is the paper's, this construction is ours.
 """
 
 from __future__ import annotations
