@@ -10,6 +10,7 @@ import torch
 from transformers import TrainingArguments
 
 from .errors import UserError
+from .protocol import check_schedule
 
 _LOWER_IS_BETTER = (
     *("loss", "nll", "brier", "ece", "ece_equal_mass", "ece_classwise", "mce"),
@@ -45,6 +46,11 @@ class DAPPrConfig(TrainingArguments):
             evidence beside those of the validation rows.
         metric_for_best_model (`str`, *optional*):
             `"nll"`, `"accuracy"`, `"ece"`, `"brier"` or `"loss"`; the direction follows from the name.
+        epoch_schedule (`dict`, *optional*):
+            A learning rate that changes by whole epochs, instead of `lr_scheduler_type`; see
+            `dappr_llm.protocol.learning_rate`.
+        eval_every_epochs (`int`, *optional*):
+            With strategies of `"epoch"`: evaluate and save only every so many epochs, and after the last.
     """
 
     max_length: int = field(default=300, metadata={"help": "Tokens of a prompt at the most."})
@@ -56,9 +62,11 @@ class DAPPrConfig(TrainingArguments):
     on_nonfinite: str = field(default="stop", metadata={"help": "'stop' or 'skip' when a loss is NaN or infinite."})
     epoch_rows: int | None = field(default=None, metadata={"help": "Rows of a stream that count as an epoch."})
     monitor_ood_rows: int = field(default=0, metadata={"help": "Rows of each OOD set read at every evaluation."})
+    epoch_schedule: dict | str | None = field(default=None, metadata={"help": "A learning rate by whole epochs."})
+    eval_every_epochs: int | None = field(default=None, metadata={"help": "Evaluate every so many epochs."})
     remove_unused_columns: bool = field(default=False, metadata={"help": "Our collator picks the columns itself."})
 
-    _VALID_DICT_FIELDS = [*getattr(TrainingArguments, "_VALID_DICT_FIELDS", []), "prompt"]
+    _VALID_DICT_FIELDS = [*getattr(TrainingArguments, "_VALID_DICT_FIELDS", []), "prompt", "epoch_schedule"]
 
     def __post_init__(self) -> None:
         metric = self.metric_for_best_model
@@ -76,6 +84,10 @@ class DAPPrConfig(TrainingArguments):
             self.ddp_find_unused_parameters = False
         if isinstance(self.prompt, str):
             self.prompt = json.loads(self.prompt)
+        if isinstance(self.epoch_schedule, str):
+            self.epoch_schedule = json.loads(self.epoch_schedule)
+        if self.epoch_schedule is not None:
+            check_schedule(self.epoch_schedule)
         if not torch.accelerator.is_available():
             # Without this accelerate takes the processes of a CPU launch for as many single ones.
             self.use_cpu = True

@@ -253,6 +253,9 @@ class DurableTrainer(Trainer):
         """Ids of rows of the training set, given the `row` column of a batch."""
         if rows is None or not hasattr(self.train_dataset, "__len__"):
             return []
+        ids = getattr(self.train_dataset, "ids", None)
+        if ids is not None:  # images: a row itself would have to be decoded
+            return [str(ids[int(row)]) for row in rows]
         return [str(self.train_dataset[int(row)].get("id", int(row))) for row in rows]
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:

@@ -125,40 +125,41 @@ class ChanceMonitor:
 
 def evidence_stats(method: Method, out: Outputs, labels: Tensor, num_options: Tensor) -> dict[str, Tensor]:
     """Per-row values logged during training: accuracy, chance level, mean logit and its spread, total evidence."""
-    k = int(num_options.max())
-    logits = out.logits.detach()
-    prediction = method.predict(Outputs(logits=logits))
+    prediction = method.predict(out.detach())
     mask = torch.arange(prediction.probs.shape[-1], device=labels.device) < num_options.unsqueeze(-1)
     probs = prediction.probs.masked_fill(~mask, -1)
     stats = {
         "accuracy": (probs.argmax(-1) == _hard(labels)).float(),
         "chance": num_options.float().reciprocal(),
-        "logits/mean": logits[:, :k].mean(-1),
-        "logits/std": logits[:, :k].std(-1),
     }
+    if out.logits is not None:
+        logits = out.logits.detach()[:, : prediction.probs.shape[-1]]
+        stats |= {"logits/mean": logits.mean(-1), "logits/std": logits.std(-1)}
     if prediction.alpha is not None:
         stats["alpha0"] = (prediction.alpha * mask).sum(-1)
+    if prediction.alpha is not None and out.logits is not None and out.head is None:
         # Every answer logit far below zero: no evidence, and no gradient that could bring some.
-        stats["evidence/dead"] = (logits[:, :k].masked_fill(~mask[:, :k], DEAD - 1).amax(-1) < DEAD).float()
+        stats["evidence/dead"] = (logits.masked_fill(~mask, DEAD - 1).amax(-1) < DEAD).float()
     return stats
 
 
-def evidence_summary(table: Any, logits: Any) -> dict[str, float]:
+def evidence_summary(table: Any, out: Outputs) -> dict[str, float]:
     """
     What an evaluation says of evidence: mean epistemic uncertainty, quantiles of alpha0, share of dead rows.
 
     Args:
         table (`PredictionTable`):
             Predictions of the rows.
-        logits (`np.ndarray`):
-            Their logits, `[N, C]` or, of several passes, `[N, M, C]`.
+        out (`Outputs`):
+            What they were read from; logits `[N, C]` or, of several passes, `[N, M, C]`.
     """
     found = {"epistemic": float(table.epistemic.mean())}
     if table.alpha is not None:
         alpha0 = torch.from_numpy(table.alpha).double().nansum(-1)
         alpha0 = alpha0[torch.isfinite(alpha0)]
         found |= {f"alpha0/{name}": alpha0.quantile(q).item() for name, q in _QUANTILES.items() if len(alpha0)}
-        best = torch.from_numpy(logits)[..., : table.alpha.shape[-1]].amax(-1)
+    if table.alpha is not None and out.logits is not None and out.head is None:
+        best = out.logits[..., : table.alpha.shape[-1]].amax(-1)
         found["evidence/dead"] = (best < DEAD).double().mean().item()
     return found
 
