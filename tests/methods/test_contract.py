@@ -147,7 +147,7 @@ def trained_on_blobs(name, steps=200, **options):
 TOY = {
     "duq": {"length_scale": 0.5, "decay": 0.9},
     "rs_nn": {"embedding": "pca"},
-    "natpn": {"latent_dim": 4, "layers": 4},
+    "natpn": {"latent_dim": 4},
     "postnet": {"latent_dim": 2, "layers": 4},
 }
 
@@ -162,6 +162,10 @@ def test_learns_a_toy_problem_and_doubts_far_input(name, tmp_path):
         near, far = method.predict(model(points)), method.predict(model(between))
     assert (near.probs.argmax(-1) == labels).float().mean() > 0.97
     assert far.epistemic.mean() > near.epistemic.mean()
+    if method.needs:  # a density, distances, or auxiliary rows: it must also know about the far outside
+        with torch.no_grad():
+            outside = method.predict(model(100 * torch.randn(100, 2, generator=torch.Generator().manual_seed(2))))
+        assert outside.epistemic.mean() > near.epistemic.mean()
 
     save_model(model, str(tmp_path / "model.safetensors"))
     again = FakeVision(method, seed=9)
