@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,12 +47,18 @@ class Outputs:
 
     def select(self, index: Tensor) -> Outputs:
         """Rows `index` of the batch."""
+        return self._each(lambda value: value[index])
 
-        def rows(value: Any) -> Any:
-            return value[index] if isinstance(value, Tensor) else value
+    def detach(self) -> Outputs:
+        """The same numbers without their history; what is measured on them trains nothing."""
+        return self._each(lambda value: value.detach())
 
-        head = None if self.head is None else {key: rows(value) for key, value in self.head.items()}
-        return Outputs(rows(self.logits), rows(self.features), rows(self.inputs), head)
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Outputs:
+        def changed(value: Any) -> Any:
+            return change(value) if isinstance(value, Tensor) else value
+
+        head = None if self.head is None else {key: changed(value) for key, value in self.head.items()}
+        return Outputs(changed(self.logits), changed(self.features), changed(self.inputs), head)
 
 
 @dataclass

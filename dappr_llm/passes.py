@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,9 @@ from torch.nn.modules.dropout import _DropoutNd
 from .errors import UserError
 from .outputs import Outputs, Prediction
 
+Gathered = Tensor | dict[str, Tensor]
+_LOGITS = "logits"
+
 
 @contextmanager
 def dropout_on(model: nn.Module) -> Iterator[None]:
@@ -20,7 +23,8 @@ def dropout_on(model: nn.Module) -> Iterator[None]:
     layers = [module for module in model.modules() if isinstance(module, _DropoutNd) and module.p > 0]
     if not layers:
         raise UserError(
-            "Several passes need dropout, and this model has none: train with lora.lora_dropout above 0 (0.1 is usual)"
+            "Several passes need dropout, and this model has none: train with lora.lora_dropout above 0 (0.1 is usual), "
+            "images with model.dropout (0.5)"
         )
     before = [module.training for module in layers]
     for module in layers:
@@ -41,13 +45,14 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def read_logits(backend: Any, model: nn.Module, inputs: Mapping[str, Tensor], passes: int = 1) -> Tensor:
+def read_rows(backend: Any, model: nn.Module, inputs: Mapping[str, Tensor], passes: int = 1) -> Gathered:
     """
-    Logits of a batch: `[B, C]`, or `[B, M, C]` with M stochastic passes.
+    What a method needs of a batch: logits `[B, C]`, or `[B, M, C]` with M stochastic passes; where the model has a
+    head of the method's, a dictionary of its values, and of the logits if there are any.
 
     Args:
         backend:
-            What reads the model (`TextBackend`).
+            What reads the model (`TextBackend` or `ImageBackend`).
         model (`nn.Module`):
             The model, in evaluation mode.
         inputs (`Mapping`):
@@ -56,9 +61,34 @@ def read_logits(backend: Any, model: nn.Module, inputs: Mapping[str, Tensor], pa
             `method.passes`.
     """
     if passes == 1:
-        return backend.read(model, inputs).logits
+        return _gathered(backend.read(model, inputs))
     with dropout_on(model):
-        return torch.stack([backend.read(model, inputs).logits for _ in range(passes)], dim=1)
+        found = [_gathered(backend.read(model, inputs)) for _ in range(passes)]
+    if isinstance(found[0], Tensor):
+        return torch.stack(found, dim=1)  # type: ignore[arg-type]
+    return {key: torch.stack([each[key] for each in found], dim=1) for key in found[0]}
+
+
+def _gathered(out: Outputs) -> Gathered:
+    if out.head is None:
+        return out.logits
+    return out.head if out.logits is None else {_LOGITS: out.logits, **out.head}
+
+
+def as_outputs(found: Any) -> Outputs:
+    """What `read_rows` gave, of tensors or arrays, for `method.predict` and `method.loss`."""
+    if not isinstance(found, Mapping):
+        return Outputs(logits=torch.as_tensor(found))
+    values = {key: torch.as_tensor(value) for key, value in found.items()}
+    logits = values.pop(_LOGITS, None)
+    return Outputs(logits=logits, head=values)  # type: ignore[arg-type]
+
+
+def pick(found: Any, change: Callable[[Any], Any]) -> Any:
+    """`change` applied to the logits, or to every value of the dictionary."""
+    if isinstance(found, Mapping):
+        return {key: change(value) for key, value in found.items()}
+    return change(found)
 
 
 def predict_batch(run: Any, rows: Sequence[Mapping[str, Any]], width: int) -> Prediction:
@@ -73,5 +103,5 @@ def predict_batch(run: Any, rows: Sequence[Mapping[str, Any]], width: int) -> Pr
     device = next(run.model.parameters()).device
     batch = {key: value.to(device) for key, value in run.backend.collate(rows).items()}
     with torch.no_grad(), seeded(0), run.backend.reading(width):
-        logits = read_logits(run.backend, run.model, batch, run.method.passes)
-    return run.method.predict(Outputs(logits=logits.cpu()))
+        found = read_rows(run.backend, run.model, batch, run.method.passes)
+    return run.method.predict(as_outputs(pick(found, lambda value: value.cpu())))
