@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..methods import Method
+from ..methods import Method, name_of, served_by
 from ..outputs import Outputs
 from . import embedded
 from .items import LETTERS, Columns, MCQItem, parse_item
@@ -33,6 +33,16 @@ logger = logging.getLogger(__name__)
 
 _ITEM = {"id", "question", "options", "label"}
 _SERVED = frozenset({"ood_rows"})
+
+
+def check_method(method: Method) -> None:
+    """Refuse a method that needs what text cannot give, naming those that do not."""
+    unserved = method.needs - _SERVED
+    if unserved:
+        raise UserError(
+            f"Method {name_of(method)!r} needs {', '.join(sorted(unserved))}, which text models do not offer; on text "
+            f"use one of: {', '.join(served_by(_SERVED))}"
+        )
 
 
 class TextBackend:
@@ -74,11 +84,7 @@ class TextBackend:
         base_model: str | None = None,
         extra_token_ids: Sequence[Sequence[int]] | None = None,
     ):
-        unserved = method.needs - _SERVED
-        if unserved:
-            raise UserError(
-                f"Method {type(method).__name__} needs {', '.join(sorted(unserved))}, which text models do not offer"
-            )
+        check_method(method)
         if tokenizer.padding_side != "left":
             raise UserError("The tokenizer must pad on the left: tokenizer.padding_side = 'left'")
         self.tokenizer = tokenizer
