@@ -103,6 +103,7 @@ class PredictingTrainer(PublishingTrainer):
     ) -> PredictionTable:
         prediction = self.method.predict(as_outputs(found))
         meta = {
+            "modality": self.backend.modality,
             "method": self.method_name,
             "options": self.method.options(),
             "num_choices": self.backend.num_choices,

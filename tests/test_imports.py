@@ -38,6 +38,19 @@ WITHOUT_TORCH = [
     "cli_serve",
     "cli",
 ]
+VISION_DATA = [
+    "arrays",
+    "catalogue",
+    "chance",
+    "digits",
+    "folders",
+    "images",
+    "rows",
+    "sources",
+    "splits",
+    "tasks",
+    "transforms",
+]
 
 
 def imports(path, everywhere=True):
@@ -78,6 +91,19 @@ def test_methods_see_tensors_only(path):
 @pytest.mark.parametrize("path", sorted((PACKAGE / "text").glob("*.py")), ids=lambda p: p.stem)
 def test_text_knows_neither_trainer_nor_vision(path):
     assert ours(imports(path)) <= {"outputs", "errors", "methods", "text"}
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "vision").glob("*.py")), ids=lambda p: p.stem)
+def test_vision_knows_neither_trainer_nor_text(path):
+    assert ours(imports(path)) <= {"outputs", "errors", "methods", "vision"}
+
+
+@pytest.mark.parametrize("name", VISION_DATA)
+def test_image_tasks_are_named_without_torch(name):
+    """Recipes ask whether a task means images; rows and transforms import torch when they meet a tensor."""
+    found = imports(PACKAGE / "vision" / f"{name}.py", everywhere=False)
+    assert not {module.split(".")[0] for module in found} & (HEAVY | {"torchvision", "PIL", "sklearn", "scipy"})
+    assert {m.split(".")[2] for m in found if m.startswith("dappr_llm.vision.")} <= set(VISION_DATA)
 
 
 def test_the_trainer_chooses_neither_text_nor_vision():

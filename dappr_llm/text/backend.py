@@ -7,10 +7,11 @@ The trained object stays a native `PeftModel`; this class holds only what surrou
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import inspect
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -224,6 +225,41 @@ class TextBackend:
         """Write the tokenizer beside the weights."""
         self.tokenizer.save_pretrained(folder)
 
+    def as_row(self, question: Any, choices: Sequence[Any] | None = None) -> Mapping[str, Any] | None:
+        """One question as a row; `None` for anything that holds several."""
+        if isinstance(question, Mapping):
+            return question
+        if not isinstance(question, str):
+            return None
+        if choices is None:
+            raise UserError('A question given as text needs its choices: pipe("…?", choices=["…", "…"])')
+        if isinstance(choices, str):
+            raise UserError("choices must be a list of texts, not one text")
+        return {"question": question, "choices": list(choices)}
+
+    def fingerprints(self, prepared: Any) -> list[str] | None:
+        """A short hash of every prompt's tokens."""
+        return [fingerprint(ids) for ids in prepared["input_ids"]]
+
+    ask_help = (
+        "Type a question, then one choice per line and an empty line; or all in one line: question | choice | "
+        "choice.\nCtrl-D ends."
+    )
+
+    def ask_row(self, read: Callable[[str], str]) -> Mapping[str, Any] | None:
+        """A question asked for in the terminal."""
+        line = read("Question: ").strip()
+        if "|" in line:
+            question, *choices = (part.strip() for part in line.split("|"))
+            return {"question": question, "choices": choices} if question else None
+        choices = []
+        while line:
+            choice = read(f"  choice {len(choices) + 1}: ").strip()
+            if not choice:
+                break
+            choices.append(choice)
+        return {"question": line, "choices": choices} if line else None
+
     def items(self, rows: Sequence[Mapping[str, Any]], start: int = 0, name: str = "item") -> list[MCQItem]:
         """Raw rows, or items, as parsed items; `start` counts on in names and ids where rows come in portions."""
         return [
@@ -277,6 +313,11 @@ class TextBackend:
             "max_length": self.max_length,
             "evidence_offset": self.evidence_offset,
         }
+
+
+def fingerprint(input_ids: Sequence[int]) -> str:
+    """A short hash of one prompt's tokens."""
+    return hashlib.sha256(" ".join(map(str, input_ids)).encode()).hexdigest()[:16]
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:

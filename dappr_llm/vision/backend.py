@@ -235,7 +235,7 @@ class ImageBackend:
 
     def encode(self, items: Sequence[ImageItem]) -> list[dict[str, Any]]:
         """Items → rows for `collate`."""
-        common = {"num_options": self.num_choices, "length": 0}
+        common = {"num_options": self.num_choices, "length": 0, "own_options": False}
         return [
             {"pixel_values": self.transform(item.image), "labels": item.label, "row": i, **common}
             for i, item in enumerate(items)
