@@ -312,3 +312,14 @@ def test_noise_is_the_auxiliary_task_of_images():
 
 def test_progress_of_an_evaluation_is_never_a_phase():
     assert not get_method("natpn").flow_only(Progress.final(10))
+
+
+def test_another_methods_weights_may_lack_a_classifier_or_bring_one(tmp_path):
+    """Sets are chosen from trained features by starting from a checkpoint of another method."""
+    plain, sets = (build_vision(tmp_path, name, seed=seed).model for name, seed in (("ce", 1), ("rs_nn", 2)))
+    sets.load_weights(plain.state_dict(), "there", head=False)
+    for name, value in plain.backbone.state_dict().items():
+        assert torch.equal(sets.backbone.state_dict()[name], value)
+    build_vision(tmp_path, "ce").model.load_weights(sets.state_dict(), "there", head=False)
+    with pytest.raises(UserError, match="also holds classifier"):
+        sets.load_weights(plain.state_dict(), "there")
