@@ -238,7 +238,7 @@ def test_text_learns_from_an_auxiliary_task(name, tmp_path, tokenizer, lora):
     assert 0 <= entry["accuracy"] <= 1 and {"alpha0", "ood/alpha0"} <= set(entry)
     strange = [{**row, "question": "Which one is story about sky ?"} for row in make_rows(9, 500)]
     known, unknown = (trainer.predict_table(rows, "t") for rows in (make_rows(9, 60), strange))
-    if name == "rkl_pn":  # the forward KL takes longer than a test may
+    if name == "rkl_pn":  # the forward KL meets classes it cannot tell apart yet with alpha below 1
         assert unknown.epistemic.mean() > known.epistemic.mean()
     assert np.isfinite(trainer.evaluate()["eval_loss"])
 
