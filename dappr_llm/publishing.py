@@ -26,6 +26,7 @@ class PublishingTrainer(Trainer):
     """
 
     backend: Any
+    labelled_rows: Any = None  # training rows without auxiliary ones
     _fingerprints: list[str] | None = None
 
     def init_hf_repo(self, token: str | None = None) -> None:
@@ -74,7 +75,7 @@ class PublishingTrainer(Trainer):
 
     def save_fingerprints(self, folder: Path) -> None:
         """Which rows were trained on, so that calibration can refuse them."""
-        if self.train_dataset is not None and self._fingerprints is None:
-            self._fingerprints = self.backend.fingerprints(self.train_dataset)
+        if self.labelled_rows is not None and self._fingerprints is None:
+            self._fingerprints = self.backend.fingerprints(self.labelled_rows)
         if self._fingerprints:
             checkpoint.save_fingerprints(folder, self._fingerprints)

@@ -321,5 +321,5 @@ def test_another_methods_weights_may_lack_a_classifier_or_bring_one(tmp_path):
     for name, value in plain.backbone.state_dict().items():
         assert torch.equal(sets.backbone.state_dict()[name], value)
     build_vision(tmp_path, "ce").model.load_weights(sets.state_dict(), "there", head=False)
-    with pytest.raises(UserError, match="also holds classifier"):
+    with pytest.raises(UserError, match="does not fit this model"):
         sets.load_weights(plain.state_dict(), "there")
