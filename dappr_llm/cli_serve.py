@@ -26,9 +26,7 @@ def add_verbs(
     verb: Callable[[str, str], argparse.ArgumentParser], common: Callable[[argparse.ArgumentParser], None]
 ) -> None:
     """Add the parsers of these verbs."""
-    ask = verb(
-        "ask", "Ask in the terminal and see probabilities, uncertainties and the decision."
-    )
+    ask = verb("ask", "Ask in the terminal and see probabilities, uncertainties and the decision.")
     ask.add_argument("checkpoint", help="folder of a run, or Hub id")
     ask.add_argument("--base", help="where the base model is, if not where the checkpoint says")
     add_reading(ask)

@@ -35,6 +35,8 @@ WITHOUT_TORCH = [
     "hf_task",
     "commands",
     "combining",
+    "task_kinds",
+    "analysis",
     "cli_serve",
     "cli",
 ]

@@ -72,6 +72,7 @@ class TextBackend:
 
     modality = "text"
     has_head = False  # nothing but logits: see `_SERVED`
+    table_facts: Mapping[str, Any] = {}  # what prediction tables say besides
 
     def __init__(
         self,
