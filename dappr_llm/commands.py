@@ -75,7 +75,8 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
     args = runs.build_args(recipe)
     id_rows, ood_rows = runs.test_tasks(recipe)
     run = runs.build(recipe, args)
-    trainer = DAPPrTrainer(run.model, args, run.train, run.validation, method=run.method, backend=run.backend)
+    extra = {"auxiliary_dataset": run.auxiliary, "auxiliary_share": recipe.data.auxiliary_share}
+    trainer = DAPPrTrainer(run.model, args, run.train, run.validation, method=run.method, backend=run.backend, **extra)
     if args.monitor_ood_rows:
         from .tracking import OODMonitor
 

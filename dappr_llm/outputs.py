@@ -39,6 +39,12 @@ class Outputs:
         blocks = self.logits.unflatten(-1, (-1, num_classes))  # [B, C/K, K]
         return Outputs(blocks[..., :keep].flatten(-2), self.features, self.inputs, self.head)
 
+    def of_head(self, name: str) -> Tensor:
+        """What the method's own head returned under `name`, in float32 or better."""
+        if self.head is None or name not in self.head:
+            raise KeyError(f"this method's head must give {name!r}; build it with method.build_head")
+        return upcast(self.head[name])
+
     def select(self, index: Tensor) -> Outputs:
         """Rows `index` of the batch."""
         return self._each(lambda value: value[index])

@@ -111,6 +111,7 @@ class PredictingTrainer(PublishingTrainer):
             "task_num_choices": self.backend.num_choices,
             "epistemic_scale": self.method.epistemic_scale,
             "versions": checkpoint.versions(),
+            **self.backend.table_facts,
             **meta,
         }
         table = PredictionTable.from_arrays(

@@ -25,6 +25,7 @@ class PublishingTrainer(DurableTrainer):
     """
 
     backend: Any
+    labelled_rows: Any = None  # training rows without auxiliary ones
     _fingerprints: list[str] | None = None
 
     def init_hf_repo(self, token: str | None = None) -> None:
@@ -73,8 +74,8 @@ class PublishingTrainer(DurableTrainer):
 
     def save_fingerprints(self, folder: Path) -> None:
         """Which rows were trained on, so that calibration can refuse them."""
-        stored = hasattr(self.train_dataset, "__len__")  # a stream cannot be read twice
+        stored = hasattr(self.labelled_rows, "__len__")  # a stream cannot be read twice
         if stored and self._fingerprints is None:
-            self._fingerprints = self.backend.fingerprints(self.train_dataset)
+            self._fingerprints = self.backend.fingerprints(self.labelled_rows)
         if self._fingerprints:
             checkpoint.save_fingerprints(folder, self._fingerprints)

@@ -35,6 +35,7 @@ class Run:
     folder: str = ""
     train: Any = None
     validation: Any = None
+    auxiliary: Any = None
     tasks: dict[str, Any] = field(default_factory=dict)
 
     def predict(self, question: Any, choices: list[Any] | None = None, extra_letters: bool = False) -> Prediction:
@@ -140,6 +141,20 @@ def _stream(recipe: Recipe) -> tuple[Any, Dataset | None]:
     return rows, load_split(recipe, data.validation_split, data.max_validation_samples)
 
 
+def load_auxiliary(recipe: Recipe, method: Method) -> Dataset | None:
+    """Rows of the auxiliary task, for a method that learns from them."""
+    from .auxiliary import check_auxiliary, check_names
+    from .text.tasks import get_task, load_task
+
+    data = recipe.data
+    check_auxiliary(method, recipe.method["name"], data.auxiliary is not None)
+    if data.auxiliary is None:
+        return None
+    task = get_task(data.auxiliary)
+    check_names(recipe.name, task.name, get_task(data.train).name, [get_task(spec).name for spec in data.ood])
+    return load_task(task, data.auxiliary_split, data.root, labelled=False)
+
+
 def test_tasks(recipe: Recipe) -> tuple[tuple[str, Dataset, MCQTask] | None, list[tuple[str, Dataset, MCQTask]]]:
     """The ID test rows (if there is a test split) and the rows of each OOD task, read before any training."""
     from .text.tasks import get_task, load_task
@@ -174,6 +189,7 @@ def build(recipe: Recipe, args: DAPPrConfig) -> Run:
     from transformers import set_seed
 
     from .text import lm
+    from .text.backend import check_method
     from .text.prompt import choice_token_ids
     from .text.streams import widest as most_options
     from .text.tasks import get_task
@@ -181,9 +197,12 @@ def build(recipe: Recipe, args: DAPPrConfig) -> Run:
     method = build_method(recipe)
     if run_vision.is_image_recipe(recipe):
         model, backend, train, validation, task = run_vision.build(recipe, args, method, recipe.method["name"])
-        return Run(method, model, backend, str(recipe.output_dir), train, validation, {"train": task})
+        auxiliary = run_vision.load_auxiliary(recipe, method, task, args.seed)
+        return Run(method, model, backend, str(recipe.output_dir), train, validation, auxiliary, {"train": task})
+    check_method(method)
     lora = build_lora(recipe)
     train, validation = build_data(recipe)
+    auxiliary = load_auxiliary(recipe, method)
     section = recipe.model
     adapter, sidecar = _starting_adapter(section.adapter) if section.adapter else ("", {})
     common = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
@@ -200,9 +219,8 @@ def build(recipe: Recipe, args: DAPPrConfig) -> Run:
         model = lm.add_adapter(model, lora, section.name)
     offset = sidecar.get("evidence_offset", 0.0)
     backend = build_text_backend(model, tokenizer, args, method, section.name, offset)
-    return Run(
-        method, model, backend, str(recipe.output_dir), train, validation, {"train": get_task(recipe.data.train)}
-    )
+    tasks = {"train": get_task(recipe.data.train)}
+    return Run(method, model, backend, str(recipe.output_dir), train, validation, auxiliary, tasks)
 
 
 def _starting_adapter(name: str) -> tuple[str, Mapping[str, Any]]:
@@ -299,12 +317,6 @@ def load_checkpoint(
         device (`str` or `torch.device`, *optional*):
             Where to put the model; by default the GPU if there is one.
     """
-    import torch
-
-    from .text import lm
-    from .text.backend import TextBackend
-    from .text.prompt import Prompt
-
     folder, config = checkpoint.load_sidecar(checkpoint_name, revision)
     manifest.check(folder)
     method = get_method(config["method"]["name"], **config["method"]["options"])
@@ -313,9 +325,27 @@ def load_checkpoint(
     if config["modality"] != "text":
         raise UserError(f"{checkpoint_name}: unknown modality {config['modality']!r}")
     base = base_model or config.get("base_model")
-    is_adapter = (Path(folder) / "adapter_config.json").is_file()
-    if is_adapter and base is None:
+    if base is None and (Path(folder) / "adapter_config.json").is_file():
         raise UserError(f"{checkpoint_name} does not name its base model; pass base_model (--base)")
+    return _load_text(folder, config, method, base, dtype, quantization, device)
+
+
+def _load_text(
+    folder: str,
+    config: Mapping[str, Any],
+    method: Method,
+    base: str | None,
+    dtype: str,
+    quantization: Any,
+    device: Any,
+) -> Run:
+    import torch
+
+    from .text import lm
+    from .text.backend import TextBackend
+    from .text.prompt import Prompt
+
+    is_adapter = (Path(folder) / "adapter_config.json").is_file()
     tokenizer = lm.load_tokenizer(folder)
     model = lm.load_lm(base if is_adapter and base else folder, dtype, quantization)
     if is_adapter:

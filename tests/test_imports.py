@@ -118,6 +118,13 @@ def test_the_trainer_chooses_neither_text_nor_vision():
         assert not ours(imports(PACKAGE / f"{name}.py")) & {"text", "vision", "cli", "commands", "run"}, name
 
 
+@pytest.mark.parametrize("name", ["heads", "auxiliary"])
+def test_what_methods_ask_of_training_knows_neither_text_nor_vision(name):
+    found = imports(PACKAGE / f"{name}.py")
+    assert ours(found) <= {"errors", "methods", "outputs", "passes"}
+    assert not {module.split(".")[0] for module in found} & {"peft", "datasets", "timm"}
+
+
 def test_run_does_not_know_who_uses_it():
     assert not ours(imports(PACKAGE / "run.py")) & {"commands", "cli", "report", "evaluators"}
 

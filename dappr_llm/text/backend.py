@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..methods import Method
+from ..methods import Method, name_of, served_by
 from ..outputs import Outputs
 from . import embedded
 from .items import LETTERS, Columns, MCQItem, parse_item
@@ -35,6 +35,16 @@ logger = logging.getLogger(__name__)
 
 _ITEM = {"id", "question", "options", "label"}
 _SERVED = frozenset({"ood_rows"})
+
+
+def check_method(method: Method) -> None:
+    """Refuse a method that needs what text cannot give, naming those that do not."""
+    unserved = method.needs - _SERVED
+    if unserved:
+        raise UserError(
+            f"Method {name_of(method)!r} needs {', '.join(sorted(unserved))}, which text models do not offer; on text "
+            f"use one of: {', '.join(served_by(_SERVED))}"
+        )
 
 
 class TextBackend:
@@ -63,6 +73,7 @@ class TextBackend:
 
     modality = "text"
     has_head = False  # nothing but logits: see `_SERVED`
+    table_facts: Mapping[str, Any] = {}  # what prediction tables say besides
 
     def __init__(
         self,
@@ -76,11 +87,7 @@ class TextBackend:
         base_model: str | None = None,
         extra_token_ids: Sequence[Sequence[int]] | None = None,
     ):
-        unserved = method.needs - _SERVED
-        if unserved:
-            raise UserError(
-                f"Method {type(method).__name__} needs {', '.join(sorted(unserved))}, which text models do not offer"
-            )
+        check_method(method)
         if tokenizer.padding_side != "left":
             raise UserError("The tokenizer must pad on the left: tokenizer.padding_side = 'left'")
         self.tokenizer = tokenizer

@@ -109,6 +109,7 @@ class ImageBackend:
         self.settings = classifier.config
         self.num_choices: int = self.settings.num_classes
         self.class_names = self.settings.class_names
+        self.table_facts = {"class_names": list(self.class_names)}
         self.has_head = classifier.method_head is not None
         self.transform = _transform_of(self.settings)
         self.train_transform = train_transform or self.transform
