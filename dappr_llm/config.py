@@ -80,7 +80,8 @@ class DAPPrConfig(TrainingArguments):
                 raise UserError(f"evidence_offset must be a number or 'auto', got {offset!r}") from None
         if self.on_nonfinite not in ("stop", "skip"):
             raise UserError(f"on_nonfinite must be 'stop' or 'skip', got {self.on_nonfinite!r}")
-        if self.ddp_find_unused_parameters is None:  # every trained weight is used; looking for others costs a pass
+        # Every trained weight is used; looking for others costs a pass.
+        if self.ddp_find_unused_parameters is None:  # type: ignore[has-type]
             self.ddp_find_unused_parameters = False
         if isinstance(self.prompt, str):
             self.prompt = json.loads(self.prompt)
