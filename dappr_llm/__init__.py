@@ -11,6 +11,8 @@ _LAZY = {
     "AdapterEnsemble": "ensemble",
     "DAPPrConfig": "config",
     "DAPPrTrainer": "trainer",
+    "ImageClassifier": "vision.model",
+    "ImageClassifierConfig": "vision.model",
     "METHODS": "methods",
     "PredictionTable": "predictions",
     "UncertaintyPipeline": "pipeline",
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
     from .predictions import PredictionTable as PredictionTable
     from .run import load_checkpoint as load_checkpoint
     from .trainer import DAPPrTrainer as DAPPrTrainer
+    from .vision.model import ImageClassifier as ImageClassifier
+    from .vision.model import ImageClassifierConfig as ImageClassifierConfig
 
 
 def __getattr__(name: str) -> Any:

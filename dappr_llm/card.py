@@ -196,7 +196,7 @@ def dataset_ids(names: list[Any]) -> dict[str, tuple[str, str | None]]:
     from .text.tasks import TASKS
     from .vision.catalogue import IMAGE_TASKS
 
-    every = {**TASKS, **IMAGE_TASKS}
+    every: dict[str, Any] = {**TASKS, **IMAGE_TASKS}
     known = {name: every[name] for name in names if isinstance(name, str) and name in every}
     return {name: (task.path, task.config) for name, task in known.items() if task.path}
 

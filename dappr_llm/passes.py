@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from .errors import UserError
 from .outputs import Outputs, Prediction
 
-Gathered = Tensor | dict[str, Tensor]
+Gathered: TypeAlias = Tensor | dict[str, Tensor]
 _LOGITS = "logits"
 
 

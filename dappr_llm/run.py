@@ -321,7 +321,8 @@ def load_checkpoint(
     manifest.check(folder)
     method = get_method(config["method"]["name"], **config["method"]["options"])
     if config["modality"] == "vision":
-        return Run(method, *run_vision.load_checkpoint(folder, config, method, quantization, device), folder)
+        model, backend = run_vision.load_checkpoint(folder, config, method, quantization, device)
+        return Run(method, model, backend, folder)
     if config["modality"] != "text":
         raise UserError(f"{checkpoint_name}: unknown modality {config['modality']!r}")
     base = base_model or config.get("base_model")

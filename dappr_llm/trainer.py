@@ -205,7 +205,7 @@ class DAPPrTrainer(PredictingTrainer):
         return LengthGrouped(batch, dataset["length"], self.args.data_seed or self.args.seed, lambda: self.state.epoch)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        if self.args.epoch_schedule and self.lr_scheduler is None:
+        if self.args.epoch_schedule and self.lr_scheduler is None:  # type: ignore[has-type]
             steps = num_training_steps / math.ceil(self.args.num_train_epochs)
             self.lr_scheduler = epoch_schedule(self.args, optimizer or self.optimizer, steps)
         return super().create_scheduler(num_training_steps, optimizer)
@@ -246,7 +246,7 @@ class DAPPrTrainer(PredictingTrainer):
         extra: dict[str, Tensor] = {}
         counts = [self.backend.num_choices] if num_options is None else [int(c) for c in num_options.unique()]
         for count in counts:
-            index = None if len(counts) == 1 else (num_options == count).nonzero().squeeze(-1)
+            index = None if len(counts) == 1 else (num_options == count).nonzero().squeeze(-1)  # type: ignore[union-attr]
             part = outputs if index is None else outputs.select(index)
             part = part.narrow(self.backend.num_choices, count)
             part_labels = labels if index is None else labels[index]
