@@ -32,6 +32,12 @@ class DAPPrConfig(TrainingArguments):
             0, or what the adapter that training starts from was trained with.
         prompt (`dict`, *optional*):
             Fields of `dappr_llm.text.prompt.Prompt` that differ from its defaults.
+        packing (`bool`, *optional*, defaults to `True`):
+            Compute batches without padding where the model allows it; the same numbers, sooner.
+        share_prefix (`bool`, *optional*, defaults to `True`):
+            In packed batches, compute the beginning that prompts share once per batch. The same numbers; with LoRA
+            dropout the rows of a batch then also share the dropout of that beginning, and the expected gradient is
+            the same.
         metric_for_best_model (`str`, *optional*):
             `"nll"`, `"accuracy"`, `"ece"`, `"brier"` or `"loss"`; the direction follows from the name.
     """
@@ -42,6 +48,10 @@ class DAPPrConfig(TrainingArguments):
         default=None, metadata={"help": "A number added to every answer logit, or 'auto'."}
     )
     prompt: dict | str | None = field(default=None, metadata={"help": "Fields of Prompt that differ."})
+    packing: bool = field(default=True, metadata={"help": "Compute batches without padding."})
+    share_prefix: bool = field(default=True, metadata={"help": "Compute what prompts share once per batch."})
+    # On, Trainer asks the device at every step whether the loss is NaN, and then hides it from the log.
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Leave NaN losses out of the log."})
     remove_unused_columns: bool = field(default=False, metadata={"help": "Our collator picks the columns itself."})
 
     _VALID_DICT_FIELDS = [*getattr(TrainingArguments, "_VALID_DICT_FIELDS", []), "prompt"]

@@ -72,9 +72,9 @@ class ChanceMonitor:
 
 def evidence_stats(method: Method, out: Outputs, labels: Tensor, num_options: Tensor) -> dict[str, Tensor]:
     """Per-row values logged during training: accuracy, chance level, mean logit and its spread, total evidence."""
-    k = int(num_options.max())
     logits = out.logits.detach()
     prediction = method.predict(Outputs(logits=logits))
+    k = prediction.probs.shape[-1]
     mask = torch.arange(prediction.probs.shape[-1], device=labels.device) < num_options.unsqueeze(-1)
     probs = prediction.probs.masked_fill(~mask, -1)
     stats = {

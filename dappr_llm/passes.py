@@ -11,7 +11,10 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from .errors import UserError
-from .outputs import Outputs, Prediction
+from .outputs import Outputs, Prediction, to_device
+
+# Passes run side by side as one larger batch as long as it holds no more input values (tokens, pixels) than this.
+_PASS_NUMBERS = 4096
 
 
 @contextmanager
@@ -57,8 +60,25 @@ def read_logits(backend: Any, model: nn.Module, inputs: Mapping[str, Tensor], pa
     """
     if passes == 1:
         return backend.read(model, inputs).logits
+    # Rows that share tokens would share their dropout masks: a layout is left aside.
+    inputs = {key: inputs[key] for key in inputs if key != "packed"}
+    sample = next(iter(inputs.values()))
+    rows, size = sample.shape[0], sample[0].numel()
+    each = max(1, min(passes, _PASS_NUMBERS // max(1, rows * size)))
+    found = []
     with dropout_on(model):
-        return torch.stack([backend.read(model, inputs).logits for _ in range(passes)], dim=1)
+        for start in range(0, passes, each):
+            times = min(each, passes - start)
+            logits = backend.read(model, {key: _repeat(inputs[key], rows, times) for key in inputs}).logits
+            found.append(logits.unflatten(0, (times, rows)))
+    return torch.cat(found).transpose(0, 1)  # [B, M, C]
+
+
+def _repeat(value: Any, rows: int, times: int) -> Any:
+    """Rows of a batch, several times over; what is not per row stays."""
+    if times == 1 or not isinstance(value, Tensor) or value.shape[:1] != (rows,):
+        return value
+    return value.repeat(times, *[1] * (value.dim() - 1))
 
 
 def predict_batch(run: Any, rows: Sequence[Mapping[str, Any]], width: int) -> Prediction:
@@ -71,7 +91,7 @@ def predict_batch(run: Any, rows: Sequence[Mapping[str, Any]], width: int) -> Pr
         width (`int`): How many choices each of them offers.
     """
     device = next(run.model.parameters()).device
-    batch = {key: value.to(device) for key, value in run.backend.collate(rows).items()}
+    batch = to_device(run.backend.collate(rows), device)
     with torch.no_grad(), seeded(0), run.backend.reading(width):
         logits = read_logits(run.backend, run.model, batch, run.method.passes)
     return run.method.predict(Outputs(logits=logits.cpu()))

@@ -21,7 +21,7 @@ from .files import write_text
 from .interrupt import InterruptCallback
 from .methods import Method, Progress, get_method, name_of
 from .monitor import ChanceMonitor, common_mode_share, evidence_stats
-from .outputs import Outputs
+from .outputs import Outputs, option_rows
 from .passes import read_logits, seeded
 from .predictions import PredictionTable
 from .publishing import PublishingTrainer
@@ -209,21 +209,22 @@ class DAPPrTrainer(PublishingTrainer):
         num_options = inputs.get("num_options")
         if num_options is None:
             num_options = torch.full_like(labels, self.backend.num_choices)
-        terms, extra = self._loss_terms(outputs, labels, num_options, progress)
+        groups = inputs.get("option_rows") or option_rows([self.backend.num_choices] * len(labels))
+        terms, extra = self._loss_terms(outputs, labels, groups, progress)
         loss = sum(terms.values()).mean()  # type: ignore[union-attr]
         if model.training:
-            self._record(terms, extra, outputs, labels, num_options, progress)
+            whole = min(groups) == self.backend.num_choices
+            self._record(terms, extra, outputs, labels, num_options, progress, whole)
         return (loss, outputs) if return_outputs else loss
 
     def _loss_terms(
-        self, outputs: Outputs, labels: Tensor, num_options: Tensor, progress: Progress
+        self, outputs: Outputs, labels: Tensor, groups: Mapping[int, Tensor], progress: Progress
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Per-row terms and logged-only values; rows are grouped by option count, so no method needs a mask."""
         terms: dict[str, Tensor] = {}
         extra: dict[str, Tensor] = {}
-        counts = [int(c) for c in num_options.unique()]
-        for count in counts:
-            index = None if len(counts) == 1 else (num_options == count).nonzero().squeeze(-1)
+        for count, rows in groups.items():
+            index = None if len(groups) == 1 else rows.to(labels.device)
             part = outputs if index is None else outputs.select(index)
             part = part.narrow(self.backend.num_choices, count)
             part_labels = labels if index is None else labels[index]
@@ -247,14 +248,16 @@ class DAPPrTrainer(PublishingTrainer):
         labels: Tensor,
         num_options: Tensor,
         progress: Progress,
+        whole: bool,
     ) -> None:
         """Sum up what the next `log` reports; stays on the device, so a step waits for nothing."""
         values = {f"loss/{key}": value for key, value in terms.items()} | extra
         values |= evidence_stats(self.method, outputs, labels, num_options)
-        if self.state.global_step < 20 and int(num_options.min()) == self.backend.num_choices:
+        if self.state.global_step < 20 and whole:  # every row offers all the letters
             values["grad/common_mode"] = common_mode_share(self.method, outputs, labels, progress)
         for key, value in values.items():
-            pair = torch.stack([value.detach().double().sum(), value.new_tensor(len(value), dtype=torch.double)])
+            total = value.detach().double().sum()
+            pair = torch.stack([total, torch.full_like(total, len(value))])
             self._terms[key] = self._terms.get(key, 0) + pair
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -305,7 +308,9 @@ class DAPPrTrainer(PublishingTrainer):
         outputs = Outputs(logits=torch.from_numpy(logits).flatten(0, -2))
         rows = [torch.from_numpy(values).repeat_interleave(repeats) for values in (labels, num_options)]
         with seeded(0):  # a loss that draws noise must not depend on when it is evaluated, nor disturb training
-            terms, extra = self._loss_terms(outputs, rows[0], rows[1], Progress.final(self.progress().epochs))
+            terms, extra = self._loss_terms(
+                outputs, rows[0], option_rows(rows[1].tolist()), Progress.final(self.progress().epochs)
+            )
         losses = {f"loss/{key}": value.mean().item() for key, value in terms.items()}
         metrics = {"loss": sum(losses.values()), **losses}
         metrics |= {key: value.mean().item() for key, value in extra.items()}
