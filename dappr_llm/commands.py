@@ -108,6 +108,7 @@ def claim_folder(recipe: Recipe, folder: Path, resume: str | None, overwrite: bo
             folder / checkpoint.RESULTS,
             folder / "decision.json",
             folder / "adapter_model.safetensors",
+            folder / "model.safetensors",
             path,
         ):
             entry.unlink(missing_ok=True)
@@ -155,7 +156,7 @@ def predict_tables(trainer: Any, folder: Path, id_rows: Any, ood_rows: list[Any]
     for split, rows, task in ([id_rows] if id_rows else []) + ood_rows:
         say(f"Predicting {task.name} ({split}, {len(rows)} rows)")
         table = trainer.predict_table(
-            rows, task.name, split, checkpoint=folder.name, task_num_choices=task.num_choices or None
+            rows, task.name, split, checkpoint=folder.name, task_num_choices=getattr(task, "num_choices", None) or None
         )
         tables[task.name] = table
         if is_main_process():
@@ -166,7 +167,8 @@ def predict_tables(trainer: Any, folder: Path, id_rows: Any, ood_rows: list[Any]
 def save_table(table: PredictionTable, rows: Any, path: Path) -> None:
     """Write a table (`.npz` or `.parquet`), and beside it the words of its items, which reports show."""
     table.to_parquet(path) if path.suffix == ".parquet" else table.save(path)
-    save_questions(rows, path)
+    if "question" in getattr(rows, "column_names", ()):  # images have no words
+        save_questions(rows, path)
 
 
 def finish(
@@ -268,13 +270,14 @@ def predict(
 
     With `out`, a folder or a file (`.npz`, `.parquet`), the table is saved there, and beside it the questions' words.
     """
-    from .text.tasks import get_task, load_task
+    from .task_kinds import find_task, load_rows
 
-    task = get_task(task)
-    rows = load_task(task, split, root, limit, labelled=False)
+    task = find_task(task, trainer.backend.modality)
+    rows = load_rows(task, split, root, limit, labelled=False)
     say(f"Predicting {task.name} ({split}, {len(rows)} rows)")
     name = Path(trainer.args.output_dir).name
-    table = trainer.predict_table(rows, task.name, split, checkpoint=name, task_num_choices=task.num_choices)
+    choices = getattr(task, "num_choices", None)
+    table = trainer.predict_table(rows, task.name, split, checkpoint=name, task_num_choices=choices)
     if out and is_main_process():
         is_file = out.suffix in (".npz", ".parquet")
         save_table(table, rows, out if is_file else out / checkpoint.TABLES / f"{task.name}-{split}.npz")
@@ -332,9 +335,9 @@ def evaluate(
 def _table_name(task: str, table: PredictionTable | None) -> str:
     if table is not None:
         return table.meta.get("task") or Path(task).stem
-    from .text.tasks import get_task
+    from .task_kinds import find_task
 
-    return get_task(task).name
+    return find_task(task).name
 
 
 def _evaluation_folder(name: str | None, tasks: list[str], split: str, limit: int | None) -> Path:

@@ -9,6 +9,7 @@ import torch
 from transformers import TrainingArguments
 
 from .errors import UserError
+from .protocol import check_schedule
 
 _LOWER_IS_BETTER = (
     *("loss", "nll", "brier", "ece", "ece_equal_mass", "ece_classwise", "mce"),
@@ -40,6 +41,11 @@ class DAPPrConfig(TrainingArguments):
             the same.
         metric_for_best_model (`str`, *optional*):
             `"nll"`, `"accuracy"`, `"ece"`, `"brier"` or `"loss"`; the direction follows from the name.
+        epoch_schedule (`dict`, *optional*):
+            A learning rate that changes by whole epochs, instead of `lr_scheduler_type`; see
+            `dappr_llm.protocol.learning_rate`.
+        eval_every_epochs (`int`, *optional*):
+            With strategies of `"epoch"`: evaluate and save only every so many epochs, and after the last.
     """
 
     max_length: int = field(default=300, metadata={"help": "Tokens of a prompt at the most."})
@@ -52,9 +58,11 @@ class DAPPrConfig(TrainingArguments):
     share_prefix: bool = field(default=True, metadata={"help": "Compute what prompts share once per batch."})
     # On, Trainer asks the device at every step whether the loss is NaN, and then hides it from the log.
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Leave NaN losses out of the log."})
+    epoch_schedule: dict | str | None = field(default=None, metadata={"help": "A learning rate by whole epochs."})
+    eval_every_epochs: int | None = field(default=None, metadata={"help": "Evaluate every so many epochs."})
     remove_unused_columns: bool = field(default=False, metadata={"help": "Our collator picks the columns itself."})
 
-    _VALID_DICT_FIELDS = [*getattr(TrainingArguments, "_VALID_DICT_FIELDS", []), "prompt"]
+    _VALID_DICT_FIELDS = [*getattr(TrainingArguments, "_VALID_DICT_FIELDS", []), "prompt", "epoch_schedule"]
 
     def __post_init__(self) -> None:
         metric = self.metric_for_best_model
@@ -68,6 +76,10 @@ class DAPPrConfig(TrainingArguments):
                 raise UserError(f"evidence_offset must be a number or 'auto', got {offset!r}") from None
         if isinstance(self.prompt, str):
             self.prompt = json.loads(self.prompt)
+        if isinstance(self.epoch_schedule, str):
+            self.epoch_schedule = json.loads(self.epoch_schedule)
+        if self.epoch_schedule is not None:
+            check_schedule(self.epoch_schedule)
         if not torch.accelerator.is_available():
             # Without this accelerate takes the processes of a CPU launch for as many single ones.
             self.use_cpu = True

@@ -134,6 +134,7 @@ class EnsemblePredictor:
         self.ensemble = ensemble
         self.trainer = trainer
         self.args = trainer.args
+        self.backend = trainer.backend
 
     def predict_table(self, dataset: Any, task: str = "", split: str = "", **meta: Any) -> PredictionTable:
         """As `DAPPrTrainer.predict_table`; rows are tokenised once."""

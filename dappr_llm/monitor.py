@@ -72,17 +72,16 @@ class ChanceMonitor:
 
 def evidence_stats(method: Method, out: Outputs, labels: Tensor, num_options: Tensor) -> dict[str, Tensor]:
     """Per-row values logged during training: accuracy, chance level, mean logit and its spread, total evidence."""
-    logits = out.logits.detach()
-    prediction = method.predict(Outputs(logits=logits))
-    k = prediction.probs.shape[-1]
+    prediction = method.predict(out.detach())
     mask = torch.arange(prediction.probs.shape[-1], device=labels.device) < num_options.unsqueeze(-1)
     probs = prediction.probs.masked_fill(~mask, -1)
     stats = {
         "accuracy": (probs.argmax(-1) == _hard(labels)).float(),
         "chance": num_options.float().reciprocal(),
-        "logits/mean": logits[:, :k].mean(-1),
-        "logits/std": logits[:, :k].std(-1),
     }
+    if out.logits is not None:
+        logits = out.logits.detach()[:, : prediction.probs.shape[-1]]
+        stats |= {"logits/mean": logits.mean(-1), "logits/std": logits.std(-1)}
     if prediction.alpha is not None:
         stats["alpha0"] = (prediction.alpha * mask).sum(-1)
     return stats

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,14 +39,26 @@ class Outputs:
         blocks = self.logits.unflatten(-1, (-1, num_classes))  # [B, C/K, K]
         return Outputs(blocks[..., :keep].flatten(-2), self.features, self.inputs, self.head)
 
+    def of_head(self, name: str) -> Tensor:
+        """What the method's own head returned under `name`, in float32 or better."""
+        if self.head is None or name not in self.head:
+            raise KeyError(f"this method's head must give {name!r}; build it with method.build_head")
+        return upcast(self.head[name])
+
     def select(self, index: Tensor) -> Outputs:
         """Rows `index` of the batch."""
+        return self._each(lambda value: value[index])
 
-        def rows(value: Any) -> Any:
-            return value[index] if isinstance(value, Tensor) else value
+    def detach(self) -> Outputs:
+        """The same numbers without their history; what is measured on them trains nothing."""
+        return self._each(lambda value: value.detach())
 
-        head = None if self.head is None else {key: rows(value) for key, value in self.head.items()}
-        return Outputs(rows(self.logits), rows(self.features), rows(self.inputs), head)
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Outputs:
+        def changed(value: Any) -> Any:
+            return change(value) if isinstance(value, Tensor) else value
+
+        head = None if self.head is None else {key: changed(value) for key, value in self.head.items()}
+        return Outputs(changed(self.logits), changed(self.features), changed(self.inputs), head)
 
 
 @dataclass

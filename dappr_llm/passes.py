@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,9 @@ from .outputs import Outputs, Prediction, to_device
 # Passes run side by side as one larger batch as long as it holds no more input values (tokens, pixels) than this.
 _PASS_NUMBERS = 4096
 
+Gathered = Tensor | dict[str, Tensor]
+_LOGITS = "logits"
+
 
 @contextmanager
 def dropout_on(model: nn.Module) -> Iterator[None]:
@@ -23,7 +26,8 @@ def dropout_on(model: nn.Module) -> Iterator[None]:
     layers = [module for module in model.modules() if isinstance(module, _DropoutNd) and module.p > 0]
     if not layers:
         raise UserError(
-            "Several passes need dropout, and this model has none: train with lora.lora_dropout above 0 (0.1 is usual)"
+            "Several passes need dropout, and this model has none: train with lora.lora_dropout above 0 (0.1 is usual), "
+            "images with model.dropout (0.5)"
         )
     before = [module.training for module in layers]
     for module in layers:
@@ -44,13 +48,14 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def read_logits(backend: Any, model: nn.Module, inputs: Mapping[str, Tensor], passes: int = 1) -> Tensor:
+def read_rows(backend: Any, model: nn.Module, inputs: Mapping[str, Tensor], passes: int = 1) -> Gathered:
     """
-    Logits of a batch: `[B, C]`, or `[B, M, C]` with M stochastic passes.
+    What a method needs of a batch: logits `[B, C]`, or `[B, M, C]` with M stochastic passes; where the model has a
+    head of the method's, a dictionary of its values, and of the logits if there are any.
 
     Args:
         backend:
-            What reads the model (`TextBackend`).
+            What reads the model (`TextBackend` or `ImageBackend`).
         model (`nn.Module`):
             The model, in evaluation mode.
         inputs (`Mapping`):
@@ -59,19 +64,21 @@ def read_logits(backend: Any, model: nn.Module, inputs: Mapping[str, Tensor], pa
             `method.passes`.
     """
     if passes == 1:
-        return backend.read(model, inputs).logits
+        return _gathered(backend.read(model, inputs))
     # Rows that share tokens would share their dropout masks: a layout is left aside.
     inputs = {key: inputs[key] for key in inputs if key != "packed"}
     sample = next(iter(inputs.values()))
     rows, size = sample.shape[0], sample[0].numel()
-    each = max(1, min(passes, _PASS_NUMBERS // max(1, rows * size)))
+    side_by_side = max(1, min(passes, _PASS_NUMBERS // max(1, rows * size)))
     found = []
     with dropout_on(model):
-        for start in range(0, passes, each):
-            times = min(each, passes - start)
-            logits = backend.read(model, {key: _repeat(inputs[key], rows, times) for key in inputs}).logits
-            found.append(logits.unflatten(0, (times, rows)))
-    return torch.cat(found).transpose(0, 1)  # [B, M, C]
+        for start in range(0, passes, side_by_side):
+            times = min(side_by_side, passes - start)
+            part = _gathered(backend.read(model, {key: _repeat(inputs[key], rows, times) for key in inputs}))
+            found.append(pick(part, lambda value, times=times: value.unflatten(0, (times, rows))))
+    if isinstance(found[0], Tensor):
+        return torch.cat(found).transpose(0, 1)
+    return {key: torch.cat([each[key] for each in found]).transpose(0, 1) for key in found[0]}
 
 
 def _repeat(value: Any, rows: int, times: int) -> Any:
@@ -79,6 +86,28 @@ def _repeat(value: Any, rows: int, times: int) -> Any:
     if times == 1 or not isinstance(value, Tensor) or value.shape[:1] != (rows,):
         return value
     return value.repeat(times, *[1] * (value.dim() - 1))
+
+
+def _gathered(out: Outputs) -> Gathered:
+    if out.head is None:
+        return out.logits
+    return out.head if out.logits is None else {_LOGITS: out.logits, **out.head}
+
+
+def as_outputs(found: Any) -> Outputs:
+    """What `read_rows` gave, of tensors or arrays, for `method.predict` and `method.loss`."""
+    if not isinstance(found, Mapping):
+        return Outputs(logits=torch.as_tensor(found))
+    values = {key: torch.as_tensor(value) for key, value in found.items()}
+    logits = values.pop(_LOGITS, None)
+    return Outputs(logits=logits, head=values)  # type: ignore[arg-type]
+
+
+def pick(found: Any, change: Callable[[Any], Any]) -> Any:
+    """`change` applied to the logits, or to every value of the dictionary."""
+    if isinstance(found, Mapping):
+        return {key: change(value) for key, value in found.items()}
+    return change(found)
 
 
 def predict_batch(run: Any, rows: Sequence[Mapping[str, Any]], width: int) -> Prediction:
@@ -93,5 +122,5 @@ def predict_batch(run: Any, rows: Sequence[Mapping[str, Any]], width: int) -> Pr
     device = next(run.model.parameters()).device
     batch = to_device(run.backend.collate(rows), device)
     with torch.no_grad(), seeded(0), run.backend.reading(width):
-        logits = read_logits(run.backend, run.model, batch, run.method.passes)
-    return run.method.predict(Outputs(logits=logits.cpu()))
+        found = read_rows(run.backend, run.model, batch, run.method.passes)
+    return run.method.predict(as_outputs(pick(found, lambda value: value.cpu())))

@@ -33,7 +33,12 @@ _Loader.add_implicit_resolver(
 
 @dataclass
 class ModelSection:
-    """`model:` which base model, how it is loaded, and the adapter that training starts from."""
+    """
+    `model:` which base model, how it is loaded, and the adapter that training starts from.
+
+    For images `backbone` takes the place of `name` (`convnet`, or a timm model), `adapter` is a checkpoint to start
+    from, and the fields after it are those of `dappr_llm.vision.model.ImageClassifierConfig`.
+    """
 
     name: str = "smollm2-135m"
     dtype: str = "auto"
@@ -42,6 +47,16 @@ class ModelSection:
     trust_remote_code: bool = False
     quantization: dict[str, Any] | None = None
     adapter: str | None = None
+    backbone: str | None = None
+    pretrained: bool = False
+    stem: str = "default"
+    hidden: list[int] = field(default_factory=list)
+    dropout: float = 0.0
+    frozen: bool = False
+    image_size: int | None = None
+    channels: int | None = None
+    backbone_options: dict[str, Any] = field(default_factory=dict)
+    spectral_factor: float = 1.0
 
 
 @dataclass
@@ -51,6 +66,7 @@ class DataSection:
 
     `naming_share` is the share of training rows whose question is replaced by one that asks for the right option's own
     words. It keeps small models in mind of what a letter stands for while they learn a task too hard to show it.
+    `augment` replaces an image task's own augmentation (`none`, or names such as `[crop, flip]`).
     """
 
     train: Any = None
@@ -62,6 +78,7 @@ class DataSection:
     ood_split: str = "test"
     validation_fraction: float | None = None
     naming_share: float = 0.0
+    augment: Any = None
     max_train_samples: int | None = None
     max_validation_samples: int | None = None
     max_test_samples: int | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import checkpoint
+from . import checkpoint, run_vision
 from .errors import UserError
 from .methods import Method, get_method
 from .recipe import Recipe, check_keys
@@ -31,27 +31,33 @@ class Run:
 
     method: Method
     model: Any
-    backend: TextBackend
+    backend: Any  # TextBackend or ImageBackend
     folder: str = ""
-    train: Dataset | None = None
-    validation: Dataset | None = None
-    tasks: dict[str, MCQTask] = field(default_factory=dict)
+    train: Any = None
+    validation: Any = None
+    tasks: dict[str, Any] = field(default_factory=dict)
 
-    def predict(self, question: str | list[str], choices: list[Any], extra_letters: bool = False) -> Prediction:
+    def predict(self, question: Any, choices: list[Any] | None = None, extra_letters: bool = False) -> Prediction:
         """
-        Probabilities and uncertainties for a question, or for several.
+        Probabilities and uncertainties for a question or an image, or for several.
 
         Args:
             question (`str` or `list[str]`):
-                One question, or a list of them.
-            choices (`list[str]` or `list[list[str]]`):
-                Its options, or a list of options per question (equally many each).
+                One question, or a list of them; for an image classifier images, as paths or Pillow's.
+            choices (`list[str]` or `list[list[str]]`, *optional*):
+                The question's options, or a list of options per question (equally many each).
             extra_letters (`bool`, *optional*, defaults to `False`):
                 Read more options than letters were trained; otherwise such questions are refused.
         """
         from .passes import predict_batch
         from .text.items import Columns, parse_item
 
+        if self.backend.modality == "vision":
+            self.model.eval()
+            images = [question] if self.backend.as_row(question, choices) else list(question)
+            return predict_batch(self, self.backend.encode(self.backend.items(images)), self.backend.num_choices)
+        if choices is None:
+            raise UserError("A question needs its choices")
         questions, options = ([question], [choices]) if isinstance(question, str) else (question, choices)
         rows = [{"question": q, "choices": list(o)} for q, o in zip(questions, options, strict=True)]
         counts = {len(parse_item(row, Columns(), f"question {i}", str(i)).options) for i, row in enumerate(rows)}
@@ -120,6 +126,8 @@ def test_tasks(recipe: Recipe) -> tuple[tuple[str, Dataset, MCQTask] | None, lis
     """The ID test rows (if there is a test split) and the rows of each OOD task, read before any training."""
     from .text.tasks import get_task, load_task
 
+    if run_vision.is_image_recipe(recipe):
+        return run_vision.test_tasks(recipe)
     data = recipe.data
     own = get_task(data.train)
     id_rows = None
@@ -152,6 +160,9 @@ def build(recipe: Recipe, args: DAPPrConfig) -> Run:
     from .text.tasks import get_task
 
     method = build_method(recipe)
+    if run_vision.is_image_recipe(recipe):
+        model, backend, train, validation, task = run_vision.build(recipe, args, method, recipe.method["name"])
+        return Run(method, model, backend, str(recipe.output_dir), train, validation, {"train": task})
     lora = build_lora(recipe)
     train, validation = build_data(recipe)
     section = recipe.model
@@ -277,9 +288,11 @@ def load_checkpoint(
     from .text.prompt import Prompt
 
     folder, config = checkpoint.load_sidecar(checkpoint_name, revision)
+    method = get_method(config["method"]["name"], **config["method"]["options"])
+    if config["modality"] == "vision":
+        return Run(method, *run_vision.load_checkpoint(folder, config, method, quantization, device), folder)
     if config["modality"] != "text":
         raise UserError(f"{checkpoint_name}: unknown modality {config['modality']!r}")
-    method = get_method(config["method"]["name"], **config["method"]["options"])
     base = base_model or config.get("base_model")
     is_adapter = (Path(folder) / "adapter_config.json").is_file()
     if is_adapter and base is None:

@@ -8,24 +8,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import EvalPrediction
 
 from . import checkpoint
 from .config import DAPPrConfig
 from .errors import UserError
-from .evaluators import evaluate_id
 from .files import write_text
 from .interrupt import InterruptCallback
 from .methods import Method, Progress, get_method, name_of
 from .monitor import ChanceMonitor, common_mode_share, evidence_stats
 from .outputs import Outputs, option_rows
-from .passes import read_logits, seeded
-from .predictions import PredictionTable
-from .publishing import PublishingTrainer
-from .samplers import FixedOrder, LengthGrouped
+from .predicting import PredictingTrainer
+from .protocol import EveryEpochs, epoch_schedule
+from .samplers import LengthGrouped
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +29,7 @@ _PROBE_ROWS = 64  # training rows read once to know where the logits start
 _DEAD = -5.0  # start logits below this carry almost no gradient
 
 
-class DAPPrTrainer(PublishingTrainer):
+class DAPPrTrainer(PredictingTrainer):
     """
     Trains an uncertainty-aware adapter.
 
@@ -91,7 +87,7 @@ class DAPPrTrainer(PublishingTrainer):
             )
         self.backend = backend
         if train_dataset is not None:
-            train_dataset = self._prepare(train_dataset, "train_dataset")
+            train_dataset = backend.augmented(self._prepare(train_dataset, "train_dataset"))
         if isinstance(eval_dataset, dict):
             eval_dataset = {key: self._prepare(rows, key) for key, rows in eval_dataset.items()}
         elif eval_dataset is not None:
@@ -111,6 +107,8 @@ class DAPPrTrainer(PublishingTrainer):
             **kwargs,
         )
         self.label_names = ["labels"]
+        if args.eval_every_epochs:
+            self.add_callback(EveryEpochs(args.eval_every_epochs))
 
     def _prepare(self, rows: Any, name: str) -> Any:
         prepared = self.backend.prepare(rows, name=name)
@@ -150,6 +148,10 @@ class DAPPrTrainer(PublishingTrainer):
         wanted = self.args.evidence_offset
         if wanted is not None and wanted != "auto":
             self.backend.evidence_offset = wanted
+        if self.backend.has_head:  # it reads the model's own logits, if there are any
+            if wanted not in (None, 0.0):
+                raise UserError("train.evidence_offset is for methods that read logits alone; leave it out")
+            return
         zeros = torch.zeros(1, self.method.num_outputs(self.backend.num_choices))
         if wanted != "auto" and self.method.predict(Outputs(logits=zeros)).alpha is None:
             return
@@ -191,6 +193,12 @@ class DAPPrTrainer(PublishingTrainer):
         batch = self.args.train_batch_size * self.args.gradient_accumulation_steps
         return LengthGrouped(batch, dataset["length"], self.args.data_seed or self.args.seed, lambda: self.state.epoch)
 
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        if self.args.epoch_schedule and self.lr_scheduler is None:
+            steps = num_training_steps / math.ceil(self.args.num_train_epochs)
+            self.lr_scheduler = epoch_schedule(self.args, optimizer or self.optimizer, steps)
+        return super().create_scheduler(num_training_steps, optimizer)
+
     def progress(self) -> Progress:
         """Where training stands; schedules count whole epochs from 0."""
         epochs = self.state.num_train_epochs or math.ceil(self.args.num_train_epochs)
@@ -206,9 +214,7 @@ class DAPPrTrainer(PublishingTrainer):
         labels = inputs.pop("labels")
         outputs = self.backend.read(model, inputs)
         progress = self.progress()
-        num_options = inputs.get("num_options")
-        if num_options is None:
-            num_options = torch.full_like(labels, self.backend.num_choices)
+        num_options = inputs.get("num_options")  # None: every row has K options
         groups = inputs.get("option_rows") or option_rows([self.backend.num_choices] * len(labels))
         terms, extra = self._loss_terms(outputs, labels, groups, progress)
         loss = sum(terms.values()).mean()  # type: ignore[union-attr]
@@ -246,14 +252,16 @@ class DAPPrTrainer(PublishingTrainer):
         extra: dict[str, Tensor],
         outputs: Outputs,
         labels: Tensor,
-        num_options: Tensor,
+        num_options: Tensor | None,
         progress: Progress,
         whole: bool,
     ) -> None:
         """Sum up what the next `log` reports; stays on the device, so a step waits for nothing."""
         values = {f"loss/{key}": value for key, value in terms.items()} | extra
+        if num_options is None:
+            num_options = torch.full_like(labels, self.backend.num_choices)
         values |= evidence_stats(self.method, outputs, labels, num_options)
-        if self.state.global_step < 20 and whole:  # every row offers all the letters
+        if self.state.global_step < 20 and whole and not self.backend.has_head:
             values["grad/common_mode"] = common_mode_share(self.method, outputs, labels, progress)
         for key, value in values.items():
             total = value.detach().double().sum()
@@ -274,107 +282,11 @@ class DAPPrTrainer(PublishingTrainer):
                 logger.warning(warning)
         super().log(logs, start_time)
 
-    # --- prediction ---------------------------------------------------------------------------------------------
-
-    def prediction_step(
-        self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
-    ) -> tuple[None, Tensor, Tensor]:
-        """Raw logits and (label, row, option count) of a batch; what they mean is worked out once all are gathered."""
-        inputs = self._prepare_inputs(inputs)
-        with torch.no_grad(), self.compute_loss_context_manager():
-            logits = read_logits(self.backend, model, inputs, self.method.passes)
-        keys = torch.stack([inputs["labels"], inputs["row"], inputs["num_options"]], dim=-1)
-        return None, logits, keys
-
-    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """As Trainer's, with stochastic passes seeded: by the process too, so that no two rows share their masks."""
-        if self.method.passes == 1:
-            return super().evaluation_loop(*args, **kwargs)
-        with seeded(self.args.seed + self.args.process_index):
-            return super().evaluation_loop(*args, **kwargs)
-
-    def _get_eval_sampler(self, eval_dataset: Any) -> Any:
-        if "length" not in getattr(eval_dataset, "column_names", ()):
-            return super()._get_eval_sampler(eval_dataset)
-        # Longest first: hardly any padding, and a batch that does not fit fails at once. Rows are put back in order.
-        lengths = np.asarray(eval_dataset["length"])
-        return FixedOrder(np.argsort(-lengths, kind="stable").tolist())
-
-    def _metrics(self, prediction: EvalPrediction) -> dict[str, float]:
-        """Evaluation during training: the same figures from the same tables as everywhere else."""
-        logits, labels, num_options, _ = _in_order(prediction.predictions, prediction.label_ids)
-        # Each of several passes counts as a row of its own: the loss is their mean.
-        repeats = logits.shape[1] if logits.ndim == 3 else 1
-        outputs = Outputs(logits=torch.from_numpy(logits).flatten(0, -2))
-        rows = [torch.from_numpy(values).repeat_interleave(repeats) for values in (labels, num_options)]
-        with seeded(0):  # a loss that draws noise must not depend on when it is evaluated, nor disturb training
-            terms, extra = self._loss_terms(
-                outputs, rows[0], option_rows(rows[1].tolist()), Progress.final(self.progress().epochs)
-            )
-        losses = {f"loss/{key}": value.mean().item() for key, value in terms.items()}
-        metrics = {"loss": sum(losses.values()), **losses}
-        metrics |= {key: value.mean().item() for key, value in extra.items()}
-        table = self._table(logits, labels, num_options, [str(i) for i in range(len(labels))], {})
-        return metrics | evaluate_id(table)
-
-    def predict_table(self, dataset: Any, task: str = "", split: str = "", **meta: Any) -> PredictionTable:
-        """
-        Predictions for every row of a dataset; never computes a loss, so labels may be missing or out of range.
-
-        Args:
-            dataset (`Dataset` or `list[dict]`):
-                Rows of any layout that training accepts.
-            task, split (`str`, *optional*):
-                Written into the table.
-            meta:
-                More entries for the table's meta data.
-        """
-        prepared = self.backend.prepare(dataset, labelled=False, name=task or "dataset")
-        task_choices = meta.get("task_num_choices") or max(prepared["num_options"])
-        width = max(self.backend.num_choices, task_choices, max(prepared["num_options"]))
-        compute_metrics, self.compute_metrics = self.compute_metrics, None  # type: ignore[has-type]
-        try:
-            with self.backend.reading(width):
-                loop = self.evaluation_loop(
-                    self.get_test_dataloader(prepared), description=f"Prediction {task}", prediction_loss_only=False
-                )
-        finally:
-            self.compute_metrics = compute_metrics
-            # A finished bar must not swallow the next one.
-            self.callback_handler.on_predict(self.args, self.state, self.control, {})
-        logits, labels, num_options, rows = _in_order(loop.predictions, loop.label_ids)
-        ids = [prepared["id"][row] for row in rows] if len(rows) != len(prepared) else list(prepared["id"])
-        meta = {"task": task, "split": split, "seed": self.args.seed, **meta, "task_num_choices": task_choices}
-        return self._table(logits, labels, num_options, ids, meta)
-
-    def _table(
-        self, logits: np.ndarray, labels: np.ndarray, num_options: np.ndarray, ids: list[str], meta: dict[str, Any]
-    ) -> PredictionTable:
-        prediction = self.method.predict(Outputs(logits=torch.from_numpy(logits)))
-        meta = {
-            "method": self.method_name,
-            "options": self.method.options(),
-            "num_choices": self.backend.num_choices,
-            "task_num_choices": self.backend.num_choices,
-            "epistemic_scale": self.method.epistemic_scale,
-            "versions": checkpoint.versions(),
-            **meta,
-        }
-        return PredictionTable.from_arrays(
-            ids=ids,
-            labels=labels,
-            num_options=num_options,
-            probs=prediction.probs.numpy(),
-            alpha=None if prediction.alpha is None else prediction.alpha.numpy(),
-            members=None if prediction.members is None else prediction.members.numpy(),
-            meta=meta,
-        )
-
     # --- saving -------------------------------------------------------------------------------------------------
 
     def _save(self, output_dir: str | None = None, state_dict: Mapping[str, Tensor] | None = None) -> None:
         """
-        PEFT's own files and our sidecar.
+        PEFT's or transformers' own files and our sidecar.
 
         `save_embedding_layers=False`: with LoRA on the output head PEFT would also write the frozen head itself
         (250 MiB for Mistral-7B). Trainer's pickled `training_args.bin` is written as JSON instead.
@@ -384,7 +296,7 @@ class DAPPrTrainer(PublishingTrainer):
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         extra = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
         model.save_pretrained(folder, state_dict=state_dict, **extra)
-        self.backend.tokenizer.save_pretrained(folder)
+        self.backend.save_processor(folder)
         write_text(folder / "training_args.json", self.args.to_json_string())
         config = self.sidecar()
         checkpoint.save_sidecar(folder, config)
@@ -395,9 +307,3 @@ class DAPPrTrainer(PublishingTrainer):
         """Everything needed to read this model's logits again."""
         method = {"name": self.method_name, "options": self.method.options()}
         return {"method": method, **self.backend.config()}
-
-
-def _in_order(logits: Any, keys: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Gathered rows in dataset order, each once: processes may have padded their last batch with repeats."""
-    rows, first = np.unique(keys[:, 1], return_index=True)
-    return logits[first], keys[first, 0], keys[first, 2], rows

@@ -13,4 +13,4 @@ def logits(dtype=torch.float64, values=S):
 
 def close(found, wanted, tolerance=1e-6):
     """Absolute below 1, relative above."""
-    return abs(float(found) - wanted) <= tolerance * max(1.0, abs(wanted))
+    return abs(float(torch.as_tensor(found).detach()) - wanted) <= tolerance * max(1.0, abs(wanted))

@@ -8,21 +8,36 @@ from typing import Any
 
 from ..errors import UserError, nearest
 from .base import NEEDS, HeadInfo, Method, Progress
+from .daedl import DAEDL
 from .dappr import DAPPr
+from .duq import DUQ
 from .edl import EDL
+from .fedl import FEDL
 from .ibedl import IBEDL
 from .iedl import IEDL
 from .mc_dropout import MCDropout
+from .natpn import NatPN
+from .postnet import PostNet
+from .prior_network import PriorNetwork
 from .redl import REDL
+from .rsnn import RSNN
 from .softmax import CrossEntropy
 
 METHODS: dict[str, Callable[..., Method]] = {
     "ce": CrossEntropy,
     "mc_dropout": MCDropout,
+    "duq": DUQ,
+    "kl_pn": PriorNetwork,
+    "rkl_pn": partial(PriorNetwork, reverse=True),
+    "postnet": PostNet,
+    "natpn": NatPN,
+    "rs_nn": RSNN,
     "edl": EDL,
     "edl_spurious": partial(EDL, regulariser="spurious"),
     "iedl": IEDL,
     "redl": REDL,
+    "daedl": DAEDL,
+    "fedl": FEDL,
     "ib_edl": IBEDL,
     "dappr": DAPPr,
     "dappr_no_reg": partial(DAPPr, regulariser="none"),
@@ -51,6 +66,11 @@ def get_method(name: str | Method, **options: Any) -> Method:
     return METHODS[name](**options)
 
 
+def served_by(needs: frozenset[str]) -> list[str]:
+    """Names of the methods that a model meeting these needs can train."""
+    return [name for name, build in METHODS.items() if build().needs <= needs]
+
+
 def name_of(method: Method) -> str:
     """The registry name under which a method object can be built again; of several, the most specific."""
     found: dict[str, int] = {}
@@ -64,4 +84,4 @@ def name_of(method: Method) -> str:
     return max(found, key=lambda name: found[name])
 
 
-__all__ = ["METHODS", "NEEDS", "HeadInfo", "Method", "Progress", "get_method", "name_of"]
+__all__ = ["METHODS", "NEEDS", "HeadInfo", "Method", "Progress", "get_method", "name_of", "served_by"]

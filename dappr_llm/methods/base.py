@@ -44,6 +44,12 @@ class HeadInfo:
     feature_dim: int | None = None
     class_counts: tuple[int, ...] | None = None
 
+    def features(self) -> int:
+        """The width of the features, for heads that cannot be built without it."""
+        if self.feature_dim is None:
+            raise UserError("This method's head reads features, but the model does not say how wide they are")
+        return self.feature_dim
+
 
 def scheduled(weight: float, schedule: str, progress: Progress, warmup_epochs: float = 10) -> float:
     """
@@ -67,6 +73,12 @@ def scheduled(weight: float, schedule: str, progress: Progress, warmup_epochs: f
     if schedule == "linear":
         return weight * min(1.0, epoch / progress.epochs) if progress.epochs > 0 else weight
     raise UserError(f"Unknown schedule {schedule!r}; {nearest(schedule, SCHEDULES)}")
+
+
+def single_pass(method: Method) -> None:
+    """Refuse several passes for a method whose scores have no agreed mean."""
+    if method.passes != 1:
+        raise UserError(f"{type(method).__name__} reads a single pass; train several and combine their tables instead")
 
 
 def check_choice(name: str, value: str, valid: tuple[str, ...]) -> None:
@@ -131,6 +143,10 @@ class Method:
     def after_step(self, head: nn.Module, out: Outputs, labels: Tensor) -> None:
         """Called after each optimizer step if the method needs `after_step`."""
         raise NotImplementedError
+
+    def trained(self, head: nn.Module, progress: Progress) -> list[nn.Parameter] | None:
+        """The only parameters that the optimizer may move at this point of training; `None`: all of them."""
+        return None
 
     @property
     def epistemic_scale(self) -> float:

@@ -75,3 +75,38 @@ def spurious_evidence(logits: Tensor, labels: Tensor) -> Tensor:
     """`R`: the sum of squared alpha over the wrong classes (soft labels: weighted by `1 - y`)."""
     alpha = softplus(logits) + 1
     return ((1 - one_hot_labels(labels, logits)) * alpha.square()).sum(-1)
+
+
+def clamp_keeping_gradient(x: Tensor, low: float, high: float) -> Tensor:
+    """`x` within bounds; the gradient passes as if there were none, so that a value outside can come back."""
+    return x.clamp(low, high).detach() + (x - x.detach())
+
+
+def kl_divergence(alpha: Tensor, other: Tensor) -> Tensor:
+    """`KL(Dir(alpha) || Dir(other))` per row; give float64, lgamma of a large total cancels badly in float32."""
+    alpha0, other0 = alpha.sum(-1), other.sum(-1)
+    normalisers = (
+        torch.lgamma(alpha0) - torch.lgamma(alpha).sum(-1) - torch.lgamma(other0) + torch.lgamma(other).sum(-1)
+    )
+    slopes = torch.digamma(alpha) - torch.digamma(alpha0).unsqueeze(-1)
+    return normalisers + ((alpha - other) * slopes).sum(-1)
+
+
+def entropy(alpha: Tensor) -> Tensor:
+    """Differential entropy of each Dirichlet row; give float64, evidence reaches 1e13."""
+    alpha0 = alpha.sum(-1)
+    normaliser = torch.lgamma(alpha).sum(-1) - torch.lgamma(alpha0)
+    slopes = (alpha0 - alpha.shape[-1]) * torch.digamma(alpha0) - ((alpha - 1) * torch.digamma(alpha)).sum(-1)
+    return normaliser + slopes
+
+
+def mutual_information(alpha: Tensor) -> Tensor:
+    """Mutual information between the answer and the class probabilities, per row."""
+    alpha0 = alpha.sum(-1, keepdim=True)
+    mean = alpha / alpha0
+    return (mean * (torch.digamma(alpha + 1) - torch.digamma(alpha0 + 1) - mean.log())).sum(-1)
+
+
+def expected_cross_entropy(alpha: Tensor, target: Tensor) -> Tensor:
+    """Expected `-log p_y` of a Dirichlet draw per row: `digamma(alpha0) - digamma(alpha_y)`; give float64."""
+    return (target * (torch.digamma(alpha.sum(-1, keepdim=True)) - torch.digamma(alpha))).sum(-1)

@@ -65,6 +65,7 @@ class TextBackend:
     """
 
     modality = "text"
+    has_head = False  # nothing but logits: see `_SERVED`
 
     def __init__(
         self,
@@ -234,6 +235,14 @@ class TextBackend:
             )
         prepared = prepared.remove_columns("truncated").add_column("id", dataset["id"])
         return _with_defaults(prepared, self.num_choices)
+
+    def augmented(self, prepared: Any) -> Any:
+        """Training rows as they are trained on: unchanged."""
+        return prepared
+
+    def save_processor(self, folder: Any) -> None:
+        """Write the tokenizer beside the weights."""
+        self.tokenizer.save_pretrained(folder)
 
     def items(self, rows: Sequence[Mapping[str, Any]], start: int = 0, name: str = "item") -> list[MCQItem]:
         """Raw rows, or items, as parsed items; `start` counts on in names and ids where rows come in portions."""

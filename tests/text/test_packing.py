@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dappr_llm import DAPPrConfig, DAPPrTrainer
 from dappr_llm.methods import dirichlet, get_method
-from dappr_llm.passes import read_logits
+from dappr_llm.passes import read_rows
 from dappr_llm.text import packing
 from dappr_llm.text.backend import TextBackend
 
@@ -294,7 +294,7 @@ def test_stochastic_passes_share_no_masks(tokenizer, lora):
     backend = backend_of(model, tokenizer)
     prepared = list(backend.prepare(make_rows(1) * 4))  # one question, four times
     with torch.no_grad():
-        logits = read_logits(backend, model, backend.collate(prepared), passes=5)
+        logits = read_rows(backend, model, backend.collate(prepared), passes=5)
     assert logits.shape == (4, 5, 4)
     flat = logits.flatten(0, 1)
     assert (torch.pdist(flat) > 1e-6).all()

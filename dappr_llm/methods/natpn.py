@@ -1,0 +1,137 @@
+"""
+NatPN: a natural posterior network with a single density (Charpentier et al. 2022, https://arxiv.org/abs/2105.04471).
+
+    l = linear(features),   chi = softmax(linear(l)),   q: one radial flow over l
+    alpha = 1 + n chi,   log n = log q(l) + budget
+    loss  = digamma(alpha0) - digamma(alpha_y) - entropy_weight * entropy(Dir(alpha))
+    at the start and the end of training only the flow learns:   loss = -log q(l)
+
+Needs `features`; the model has no linear classifier of its own. Scores: aleatoric `1 - max alpha/alpha0`, epistemic
+`-log q(l)`: the order of `K/alpha0`, without its ties. Where PostNet has a density per class, NatPN has one for all,
+so that its cost hardly grows with K.
+
+Differs from the paper's code: its three phases are trainings of their own with early stopping. Here they share one
+run and one optimizer: the first `flow_warmup_epochs` and the last `flow_finetune_epochs`, each at most a tenth of it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError
+from ..outputs import Outputs, Prediction
+from .base import HeadInfo, Method, Progress, check_choice, single_pass
+from .dirichlet import clamp_keeping_gradient
+from .flows import RadialFlows
+from .postnet import LIMIT, posterior_terms
+
+BUDGETS = ("normal", "constant", "exp_half", "exp")
+
+
+def log_budget(dim: int, kind: str) -> float:
+    """What is added to the log-density; `"normal"` undoes how a Gaussian thins out with the dimension."""
+    return {"normal": math.log(4 * math.pi) / 2 * dim, "constant": 0.0, "exp_half": dim / 2, "exp": float(dim)}[kind]
+
+
+def natural_alpha(log_evidence: Tensor, class_logits: Tensor) -> Tensor:
+    """`1 + n chi` from `log n` `[B]` and class logits `[B, K]`."""
+    log_evidence = clamp_keeping_gradient(log_evidence, -LIMIT, LIMIT)
+    return 1 + (log_evidence.unsqueeze(-1) + class_logits.log_softmax(-1)).exp()
+
+
+class NatPNHead(nn.Module):
+    """Features → `class_logits` `[B, K]`, `log_density` `[B]`, and the same density with the latent held still."""
+
+    def __init__(self, dim: int, latent_dim: int, layers: int, num_classes: int):
+        super().__init__()
+        self.latent = nn.Linear(dim, latent_dim)
+        self.classifier = nn.Linear(latent_dim, num_classes)
+        self.flow = RadialFlows(latent_dim, layers)
+
+    def forward(self, features: Tensor, logits: Tensor | None = None) -> dict[str, Tensor]:
+        latent = self.latent(features)
+        density = self.flow.log_prob(latent).squeeze(-1)
+        still = self.flow.log_prob(latent.detach()).squeeze(-1) if self.training else density
+        return {"class_logits": self.classifier(latent), "log_density": density, "flow_density": still}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NatPN(Method):
+    """
+    A natural posterior network.
+
+    Args:
+        latent_dim (`int`, *optional*, defaults to 16):
+            Dimension L of the latent space.
+        layers (`int`, *optional*, defaults to 8):
+            Radial layers of the flow.
+        entropy_weight (`float`, *optional*, defaults to 1e-5):
+            Weight of the entropy bonus.
+        budget (`str`, *optional*, defaults to `"normal"`):
+            Added to the log-density: `"normal"` (`L log(4 pi) / 2`), `"constant"` (0), `"exp_half"` (`L/2`) or `"exp"`
+            (`L`).
+        flow_warmup_epochs (`float`, *optional*, defaults to 3):
+            Epochs at the start in which only the flow learns; at most a tenth of the run.
+        flow_finetune_epochs (`float`, *optional*, defaults to 10):
+            Epochs at the end in which only the flow learns; at most a tenth of the run.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"features"})
+    latent_dim: int = 16
+    layers: int = 8
+    entropy_weight: float = 1e-5
+    budget: str = "normal"
+    flow_warmup_epochs: float = 3
+    flow_finetune_epochs: float = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        single_pass(self)
+        check_choice("budget", self.budget, BUDGETS)
+        if self.latent_dim < 1 or self.layers < 1:
+            raise UserError(f"natpn: latent_dim and layers must be at least 1, got {self.latent_dim}, {self.layers}")
+        if min(self.entropy_weight, self.flow_warmup_epochs, self.flow_finetune_epochs) < 0:
+            raise UserError("natpn: entropy_weight, flow_warmup_epochs and flow_finetune_epochs must not be negative")
+
+    def num_outputs(self, num_classes: int) -> int:
+        return 0
+
+    def build_head(self, info: HeadInfo) -> nn.Module:
+        return NatPNHead(info.features(), self.latent_dim, self.layers, info.num_classes)
+
+    def flow_only(self, progress: Progress) -> bool:
+        """Whether only the flow learns now; never in evaluation, which reads the end of training."""
+        longest = progress.epochs / 10
+        start = min(self.flow_warmup_epochs, longest)
+        end = progress.epochs - min(self.flow_finetune_epochs, longest)
+        return progress.epoch < progress.epochs and (progress.epoch < start or progress.epoch >= end)
+
+    def trained(self, head: Any, progress: Progress) -> list[nn.Parameter] | None:
+        return list(head.flow.parameters()) if self.flow_only(progress) else None
+
+    def alpha(self, out: Outputs) -> Tensor:
+        """Dirichlet parameters in float64, for evidence of up to 1e13."""
+        log_evidence = out.of_head("log_density").double() + log_budget(self.latent_dim, self.budget)
+        return natural_alpha(log_evidence, out.of_head("class_logits").double())
+
+    def loss(self, out: Outputs, labels: Tensor, progress: Progress) -> dict[str, Tensor]:
+        # A weight of 0 and not a missing term: every parameter keeps its place in a distributed backward pass.
+        joint = 0.0 if self.flow_only(progress) else 1.0
+        terms = posterior_terms(self.alpha(out), labels, self.entropy_weight)
+        dtype = out.of_head("log_density").dtype
+        weighted = {name: (joint * term).to(dtype) for name, term in terms.items()}
+        return {**weighted, "density": (joint - 1) * out.of_head("flow_density")}
+
+    def predict(self, out: Outputs) -> Prediction:
+        alpha = self.alpha(out)
+        probs = (alpha / alpha.sum(-1, keepdim=True)).to(out.of_head("log_density").dtype)
+        # alpha stays out: who holds it derives K/alpha0, which ties where the density says more.
+        return Prediction(probs, None, 1 - probs.amax(-1), -out.of_head("log_density"))
+
+    def monitor(self, out: Outputs, labels: Tensor, progress: Progress) -> dict[str, Tensor]:
+        return {"log_density": out.of_head("log_density"), "log_alpha0": torch.log(self.alpha(out).sum(-1)).float()}

@@ -1,0 +1,157 @@
+"""
+RS-NN: a random-set network that predicts beliefs of sets of classes (Manchingal et al. 2023,
+https://arxiv.org/abs/2307.05772).
+
+    b_A  = sigmoid(linear(features))_A,  for every single class and `budget` sets of classes
+    m_A  = sum over B in A of (-1)^(|A| - |B|) b_B                       (mass, from the sets considered alone)
+    loss = mean_A BCE(b_A, [y in A]) + mass_weight * mean_A max(0, -m_A)
+           + sum_weight * max(0, mean over rows of sum_A m_A, less 1)
+    BetP_c = sum over A with c in A of m_A / |A|,  masses cut at 0, what is missing to 1 given to all classes at once
+
+Needs `features` and `fit_before`: the sets are those whose classes overlap most in 3 dimensions, kept in the head with
+the weights. Scores: aleatoric `1 - max BetP`, epistemic the entropy of BetP. Where Dirichlet methods leave mass to all
+classes at once, this one may leave it to any few that it cannot tell apart.
+
+Differs from the paper: its sets come from the features of a trained softmax network. Ours come from the features that
+the model starts with; start from a trained one for the published procedure. Overlaps are Monte-Carlo volumes of
+ellipsoids instead of counts on a grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from ..errors import UserError
+from ..outputs import Outputs, Prediction
+from .base import HeadInfo, Method, Progress, check_choice, single_pass
+from .budget import choose_sets
+from .dirichlet import one_hot_labels
+
+EMBEDDINGS = ("tsne", "pca")
+
+
+def mobius(members: Tensor) -> Tensor:
+    """`C[B, A] = (-1)^(|A| - |B|)` if B is a subset of A, else 0; sets are rows of 0 and 1, empty rows are no sets."""
+    size = members.sum(-1)
+    subset = (members @ members.T == size.unsqueeze(-1)) & (size > 0).unsqueeze(-1)
+    sign = 1 - 2 * ((size - size.unsqueeze(-1)) % 2)
+    return subset * sign
+
+
+class RandomSetHead(nn.Module):
+    """
+    Features → `set_loss` `[B, K]` (the BCE if that class were the label), `negative_mass`, `total_mass` `[B]` and
+    `probs` `[B, K]` (pignistic).
+
+    So nothing outside needs to know the sets, and what is gathered does not grow with their number.
+    """
+
+    def __init__(self, dim: int, num_classes: int, budget: int):
+        super().__init__()
+        self.num_classes = num_classes
+        slots = num_classes + min(budget, 2 ** min(num_classes, 30) - num_classes - 1)
+        self.beliefs = nn.Linear(dim, slots)
+        members = torch.zeros(slots, num_classes)
+        members[:num_classes] = torch.eye(num_classes)
+        self.register_buffer("members", members)  # [S, K]; rows of zeros are not in use
+        self.register_buffer("mobius", mobius(members))
+        self.members: Tensor
+        self.mobius: Tensor
+
+    @torch.no_grad()
+    def use(self, sets: Iterable[tuple[int, ...]]) -> None:
+        """Consider these sets beside the single classes."""
+        self.members[self.num_classes :] = 0
+        for slot, chosen in enumerate(sets, self.num_classes):
+            self.members[slot, list(chosen)] = 1
+        self.mobius.copy_(mobius(self.members))
+
+    def forward(self, features: Tensor, logits: Tensor | None = None) -> dict[str, Tensor]:
+        return self.read(self.beliefs(features))
+
+    def read(self, scores: Tensor) -> dict[str, Tensor]:
+        """What belief logits `[B, S]` mean."""
+        used = self.members.any(-1)
+        count = used.sum()
+        inside, outside = softplus(-scores) * used, softplus(scores) * used
+        mass = scores.sigmoid() @ self.mobius  # [B, S]; unused sets have none
+        cut = self.masses(mass)
+        size = self.members.sum(-1).clamp_min(1)
+        return {
+            "set_loss": (inside @ self.members + outside @ (1 - self.members)) / count,
+            "negative_mass": (-mass).clamp_min(0).sum(-1) / count,
+            "total_mass": mass.sum(-1),
+            "probs": cut[:, :-1] / size @ self.members + cut[:, -1:] / self.num_classes,
+        }
+
+    @staticmethod
+    def masses(mass: Tensor) -> Tensor:
+        """Masses that sum to 1: cut at 0, the rest given to the set of all classes, which stands last `[B, S + 1]`."""
+        cut = mass.clamp_min(0)
+        cut = torch.cat([cut, (1 - cut.sum(-1, keepdim=True)).clamp_min(0)], dim=-1)
+        return cut / cut.sum(-1, keepdim=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RSNN(Method):
+    """
+    Beliefs of sets of classes.
+
+    Args:
+        budget (`int`, *optional*, defaults to 20):
+            Sets of two or more classes to consider.
+        mass_weight (`float`, *optional*, defaults to 1e-3):
+            Weight of negative masses.
+        sum_weight (`float`, *optional*, defaults to 1e-3):
+            Weight of masses that sum to more than 1.
+        embedding (`str`, *optional*, defaults to `"tsne"`):
+            How features come down to 3 dimensions when sets are chosen: `"tsne"` or the much faster `"pca"`.
+        embedding_rows (`int`, *optional*, defaults to 3000):
+            Training rows to choose sets from, at the most.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"features", "fit_before"})
+    budget: int = 20
+    mass_weight: float = 1e-3
+    sum_weight: float = 1e-3
+    embedding: str = "tsne"
+    embedding_rows: int = 3000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        single_pass(self)
+        check_choice("embedding", self.embedding, EMBEDDINGS)
+        if min(self.budget, self.mass_weight, self.sum_weight) < 0 or self.embedding_rows < 1:
+            raise UserError(
+                "rs_nn: budget, mass_weight and sum_weight must not be negative, embedding_rows at least 1"
+            )
+
+    def num_outputs(self, num_classes: int) -> int:
+        return 0
+
+    def build_head(self, info: HeadInfo) -> nn.Module:
+        return RandomSetHead(info.features(), info.num_classes, self.budget)
+
+    def loss(self, out: Outputs, labels: Tensor, progress: Progress) -> dict[str, Tensor]:
+        set_loss = out.of_head("set_loss")
+        excess = (out.of_head("total_mass").mean() - 1).clamp_min(0)  # of the batch, hence the same for every row
+        return {
+            "fit": (one_hot_labels(labels, set_loss) * set_loss).sum(-1),
+            "mass": self.mass_weight * out.of_head("negative_mass"),
+            "sum": self.sum_weight * excess.expand(len(set_loss)),
+        }
+
+    def predict(self, out: Outputs) -> Prediction:
+        probs = out.of_head("probs")
+        return Prediction(probs, None, 1 - probs.amax(-1), torch.special.entr(probs).sum(-1))
+
+    def fit_head(self, head: Any, features: Tensor, labels: Tensor) -> None:
+        slots = len(head.members) - head.num_classes
+        if slots:
+            head.use(choose_sets(features, labels, head.num_classes, slots, self.embedding, self.embedding_rows))

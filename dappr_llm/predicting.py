@@ -1,0 +1,145 @@
+"""The part of `DAPPrTrainer` that predicts: what a forward pass gives is gathered, then read once by the method."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import EvalPrediction
+
+from . import checkpoint
+from .evaluators import evaluate_id
+from .methods import Method, Progress
+from .outputs import Prediction, option_rows
+from .passes import Gathered, as_outputs, pick, read_rows, seeded
+from .predictions import PredictionTable
+from .publishing import PublishingTrainer
+from .samplers import FixedOrder
+
+
+class PredictingTrainer(PublishingTrainer):
+    """A `Trainer` that makes prediction tables."""
+
+    backend: Any
+    method: Method
+    method_name: str
+    compute_metrics: Any
+
+    def prediction_step(
+        self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
+    ) -> tuple[None, Gathered, Tensor]:
+        """Raw outputs and (label, row, option count) of a batch; what they mean is worked out once all are there."""
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            found = read_rows(self.backend, model, inputs, self.method.passes)
+        labels = inputs["labels"]
+        options = inputs.get("num_options")
+        options = torch.full_like(labels, self.backend.num_choices) if options is None else options
+        return None, found, torch.stack([labels, inputs["row"], options], dim=-1)
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """As Trainer's, with stochastic passes seeded: by the process too, so that no two rows share their masks."""
+        if self.method.passes == 1:
+            return super().evaluation_loop(*args, **kwargs)
+        with seeded(self.args.seed + self.args.process_index):
+            return super().evaluation_loop(*args, **kwargs)
+
+    def _get_eval_sampler(self, eval_dataset: Any) -> Any:
+        if "length" not in getattr(eval_dataset, "column_names", ()):
+            return super()._get_eval_sampler(eval_dataset)
+        # Longest first: hardly any padding, and a batch that does not fit fails at once. Rows are put back in order.
+        lengths = np.asarray(eval_dataset["length"])
+        return FixedOrder(np.argsort(-lengths, kind="stable").tolist())
+
+    def _metrics(self, prediction: EvalPrediction) -> dict[str, float]:
+        """Evaluation during training: the same figures from the same tables as everywhere else."""
+        found, labels, num_options, _ = _in_order(prediction.predictions, prediction.label_ids)
+        # Each of several passes counts as a row of its own: the loss is their mean.
+        repeats = self.method.passes
+        each = found if repeats == 1 else pick(found, lambda value: value.reshape(-1, *value.shape[2:]))
+        rows = [torch.from_numpy(values).repeat_interleave(repeats) for values in (labels, num_options)]
+        with seeded(0):  # a loss that draws noise must not depend on when it is evaluated, nor disturb training
+            groups, final = option_rows(rows[1].tolist()), Progress.final(self.progress().epochs)
+            terms, extra = self._loss_terms(as_outputs(each), rows[0], groups, final)
+        losses = {f"loss/{key}": value.mean().item() for key, value in terms.items()}
+        metrics = {"loss": sum(losses.values()), **losses}
+        metrics |= {key: value.mean().item() for key, value in extra.items()}
+        table = self._table(found, labels, num_options, [str(i) for i in range(len(labels))], {})
+        return metrics | evaluate_id(table)
+
+    def predict_table(self, dataset: Any, task: str = "", split: str = "", **meta: Any) -> PredictionTable:
+        """
+        Predictions for every row of a dataset; never computes a loss, so labels may be missing or out of range.
+
+        Args:
+            dataset (`Dataset` or `list[dict]`):
+                Rows of any layout that training accepts.
+            task, split (`str`, *optional*):
+                Written into the table.
+            meta:
+                More entries for the table's meta data.
+        """
+        prepared = self.backend.prepare(dataset, labelled=False, name=task or "dataset")
+        task_choices = meta.get("task_num_choices") or max(prepared["num_options"])
+        width = max(self.backend.num_choices, task_choices, max(prepared["num_options"]))
+        compute_metrics, self.compute_metrics = self.compute_metrics, None
+        try:
+            with self.backend.reading(width):
+                loop = self.evaluation_loop(
+                    self.get_test_dataloader(prepared), description=f"Prediction {task}", prediction_loss_only=False
+                )
+        finally:
+            self.compute_metrics = compute_metrics
+            # A finished bar must not swallow the next one.
+            self.callback_handler.on_predict(self.args, self.state, self.control, {})
+        found, labels, num_options, rows = _in_order(loop.predictions, loop.label_ids)
+        ids = [prepared["id"][row] for row in rows] if len(rows) != len(prepared) else list(prepared["id"])
+        meta = {"task": task, "split": split, "seed": self.args.seed, **meta, "task_num_choices": task_choices}
+        return self._table(found, labels, num_options, ids, meta)
+
+    def _table(
+        self, found: Any, labels: np.ndarray, num_options: np.ndarray, ids: list[str], meta: dict[str, Any]
+    ) -> PredictionTable:
+        prediction = self.method.predict(as_outputs(found))
+        meta = {
+            "method": self.method_name,
+            "options": self.method.options(),
+            "num_choices": self.backend.num_choices,
+            "task_num_choices": self.backend.num_choices,
+            "epistemic_scale": self.method.epistemic_scale,
+            "versions": checkpoint.versions(),
+            **meta,
+        }
+        table = PredictionTable.from_arrays(
+            ids=ids,
+            labels=labels,
+            num_options=num_options,
+            probs=prediction.probs.numpy(),
+            alpha=None if prediction.alpha is None else prediction.alpha.numpy(),
+            members=None if prediction.members is None else prediction.members.numpy(),
+            meta=meta,
+        )
+        return _with_own_uncertainties(table, prediction)
+
+
+def _with_own_uncertainties(table: PredictionTable, prediction: Prediction) -> PredictionTable:
+    """
+    Keep what a table cannot work out from probabilities and alpha, DUQ's distance for one.
+
+    What it can, it does better: in float64, where 1 - max p still tells confident rows apart.
+    """
+    if (table.num_options != table.width).any():  # read on fewer letters than the prediction was
+        return table
+    for name in ("aleatoric", "epistemic"):
+        own = prediction[name].numpy()  # type: ignore[union-attr]
+        if not np.allclose(own, getattr(table, name), rtol=1e-3, atol=1e-4, equal_nan=True):
+            setattr(table, name, own.astype(np.float32))
+    return table
+
+
+def _in_order(found: Any, keys: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray]:
+    """Gathered rows in dataset order, each once: processes may have padded their last batch with repeats."""
+    rows, first = np.unique(keys[:, 1], return_index=True)
+    return pick(found, lambda value: value[first]), keys[first, 0], keys[first, 2], rows

@@ -1,0 +1,54 @@
+"""Tasks of text or of images by one call, for those who have a name and no model yet. No torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def find_task(spec: Any, modality: str | None = None) -> Any:
+    """
+    The declaration of a task.
+
+    Args:
+        spec (`str` or `Mapping`):
+            A task's name, a file or folder, or a description.
+        modality (`str`, *optional*):
+            `"text"` or `"vision"`, where a checkpoint or recipe says which; by default what the description looks like.
+    """
+    if modality == "vision" or modality is None:
+        from .vision.tasks import get_image_task, is_image_task
+
+        if modality == "vision" or is_image_task(spec):
+            return get_image_task(spec)
+    from .text.tasks import get_task
+
+    return get_task(spec)
+
+
+def load_rows(
+    task: Any, split: str, root: str | None = None, limit: int | None = None, labelled: bool = True, seed: int = 0
+) -> Any:
+    """
+    The rows of one split.
+
+    Args:
+        task (`MCQTask` or `ImageTask`):
+            From `find_task`.
+        split (`str`):
+            Which.
+        root (`str`, *optional*):
+            Folder with local copies of Hub datasets.
+        limit (`int`, *optional*):
+            At the most so many rows.
+        labelled (`bool`, *optional*, defaults to `True`):
+            Refuse rows without a label.
+        seed (`int`, *optional*, defaults to 0):
+            Images: decides which training rows validate.
+    """
+    from .vision.tasks import ImageTask, load_image_task
+
+    if isinstance(task, ImageTask):
+        return load_image_task(task, split, root, limit, labelled, seed)
+    from .text.tasks import load_task
+
+    return load_task(task, split, root, limit, labelled)

@@ -1,0 +1,158 @@
+"""
+Backbones: any timm model by name, the ConvNet of the MNIST tables, and what is done to them before training.
+
+A backbone is a module that turns images `[B, C, H, W]` into pooled features `[B, D]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError, nearest
+from .convnet import ConvNet
+
+STEMS = ("default", "small")
+# LoRA on the attention of timm's ViTs, unless the recipe says otherwise.
+_LORA = {"r": 8, "lora_alpha": 16, "target_modules": r".*attn\.(qkv|proj)"}
+
+
+def build_backbone(
+    name: str,
+    channels: int,
+    image_size: int,
+    stem: str = "default",
+    pretrained: bool = False,
+    options: Mapping[str, Any] | None = None,
+) -> nn.Module:
+    """
+    A backbone without its classifier.
+
+    Args:
+        name (`str`):
+            `"convnet"`, or a timm model, with its weights' tag where it is pretrained (`vit_base_patch16_224.mae`).
+        channels (`int`):
+            Channels of the images.
+        image_size (`int`):
+            Their height and width.
+        stem (`str`, *optional*, defaults to `"default"`):
+            `"small"`: for images of 32 or 64 pixels. ResNets get a 3x3 convolution of stride 1 and lose their first
+            max-pooling; VGGs lose the dense layers that expect 7x7 maps, so that 512 pooled channels are left.
+        pretrained (`bool`, *optional*, defaults to `False`):
+            Load timm's weights, from its cache or the Hub.
+        options (`Mapping`, *optional*):
+            Further arguments of `timm.create_model` (`img_size`, `patch_size`, `global_pool`, `drop_path_rate`, ...).
+    """
+    if stem not in STEMS:
+        raise UserError(f"model.stem: {stem!r} is unknown; {nearest(stem, STEMS)}")
+    if name == "convnet":
+        if pretrained or stem != "default":
+            raise UserError("model.backbone: convnet has neither pretrained weights nor another stem")
+        if image_size < 8:
+            raise UserError(f"model.backbone: convnet halves an image three times; {image_size} pixels are too few")
+        try:
+            return ConvNet(channels, image_size, **dict(options or {}))
+        except TypeError as error:
+            raise UserError(f"model.backbone_options: {error}") from None
+    backbone = _timm_model(name, channels, pretrained, dict(options or {}))
+    if stem == "small":
+        _small_stem(name, backbone)
+    return backbone
+
+
+def _timm_model(name: str, channels: int, pretrained: bool, options: dict[str, Any]) -> nn.Module:
+    try:
+        import timm
+    except ImportError:
+        raise UserError("Image models need timm: pip install 'dappr-llm[vision]'") from None
+    base = name.partition(".")[0]
+    if not name.startswith("hf-hub:") and not timm.is_model(base):
+        raise UserError(f"model.backbone: timm knows no {base!r}; {nearest(base, ['convnet', *timm.list_models()])}")
+    try:
+        return timm.create_model(name, pretrained=pretrained, num_classes=0, in_chans=channels, **options)
+    except TypeError as error:
+        raise UserError(f"model.backbone_options: {name} does not take them ({error})") from None
+    except RuntimeError as error:
+        raise UserError(f"model.backbone: {name} cannot be built ({str(error).splitlines()[0]})") from None
+    except Exception as error:
+        if not pretrained:
+            raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"model.pretrained: the weights of {name} could not be had ({reason}); fetch them once where there is a "
+            "network, or set model.pretrained: false"
+        ) from None
+
+
+def _small_stem(name: str, backbone: Any) -> None:
+    """Change a ResNet or a VGG, known by their parts, for small images."""
+    first = getattr(backbone, "conv1", None)
+    if isinstance(first, nn.Conv2d) and hasattr(backbone, "maxpool"):
+        backbone.conv1 = nn.Conv2d(
+            first.in_channels, first.out_channels, 3, stride=1, padding=1, bias=first.bias is not None
+        )
+        nn.init.kaiming_normal_(backbone.conv1.weight, mode="fan_out", nonlinearity="relu")
+        backbone.maxpool = nn.Identity()
+    elif hasattr(backbone, "pre_logits") and hasattr(backbone, "features"):
+        backbone.pre_logits = nn.Identity()
+    else:
+        raise UserError(
+            f"model.stem: small is for ResNets and VGGs, not for {name}; give a ViT its sizes in model.backbone_options "
+            "(img_size, patch_size)"
+        )
+
+
+@torch.no_grad()
+def feature_dim(backbone: nn.Module, channels: int, image_size: int) -> int:
+    """How many features a backbone gives; asked of the backbone itself, since edited ones no longer know."""
+    parameter = next(backbone.parameters())
+    training = backbone.training
+    backbone.eval()
+    images = torch.zeros(1, channels, image_size, image_size, device=parameter.device, dtype=parameter.dtype)
+    try:
+        features: Tensor = backbone(images)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(
+            f"model.backbone does not take images of {image_size} pixels and {channels} channels "
+            f"({str(error).splitlines()[0]}); set model.image_size, or model.backbone_options (img_size, patch_size)"
+        ) from None
+    finally:
+        backbone.train(training)
+    if features.dim() != 2:
+        raise UserError(f"model.backbone gives features of shape {tuple(features.shape)} instead of one row per image")
+    return features.shape[1]
+
+
+def add_lora(backbone: nn.Module, options: Mapping[str, Any]) -> None:
+    """Put LoRA layers into a backbone, in place; everything else in it is frozen."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    try:
+        inject_adapter_in_model(LoraConfig(**{**_LORA, **options}), backbone)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"lora: {str(error).splitlines()[0]}") from None
+
+
+class _Scale(nn.Module):
+    """Parametrisation behind spectral normalisation: the largest singular value becomes `factor`."""
+
+    def __init__(self, factor: float):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return self.factor * weight
+
+
+def normalise_spectrum(module: nn.Module, factor: float = 1.0) -> None:
+    """Spectral normalisation of every convolution and dense layer in a module; `factor` is their Lipschitz constant."""
+    from torch.nn.utils import parametrizations, parametrize
+
+    for layer in [layer for layer in module.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]:
+        if layer.weight.requires_grad and not parametrize.is_parametrized(layer, "weight"):
+            parametrizations.spectral_norm(layer)
+            if factor != 1.0:
+                parametrize.register_parametrization(layer, "weight", _Scale(factor))

@@ -1,0 +1,311 @@
+"""
+What the trainer and the pipeline need to know about images: rows → tensors, a forward pass → `Outputs`.
+
+The trained object stays an `ImageClassifier`; this class holds only what surrounds it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError
+from ..methods import Method
+from ..outputs import Outputs
+from .images import ArrayImages, HubImages, as_grey_or_rgb, decode
+from .model import ImageClassifier
+from .rows import ImageRows, collate_rows
+from .transforms import ImageTransform
+
+_IMAGE_COLUMNS = ("image", "img", "pixel_values")
+_LABEL_COLUMNS = ("label", "labels", "fine_label")
+
+
+@dataclass(frozen=True)
+class ImageItem:
+    """One image to answer: decoded, with the classes it may belong to."""
+
+    id: str
+    image: Any
+    options: tuple[str, ...]
+    label: int = -1
+    question: str = ""
+
+
+class PreparedImages:
+    """
+    Transformed rows as the trainer wants them: items by number, whole batches at once, columns by name.
+
+    Args:
+        rows (`ImageRows`):
+            With the transform they are read through.
+        num_classes (`int`):
+            K, what every row may be.
+    """
+
+    column_names = ("id", "labels", "num_options")
+
+    def __init__(self, rows: ImageRows, num_classes: int):
+        self.rows = rows
+        self.num_classes = num_classes
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, key: int | str) -> Any:
+        if key == "id":
+            return self.rows.ids
+        if key == "labels":
+            return self.rows.labels
+        if key == "num_options":
+            return [self.num_classes] * len(self)
+        if isinstance(key, str):
+            raise KeyError(key)
+        return self.rows[key]
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        return self.rows.__getitems__(indices)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let augmentation depend on the epoch."""
+        self.rows.set_epoch(epoch)
+
+
+class ImageBackend:
+    """
+    Image classification with an `ImageClassifier`.
+
+    Args:
+        model (`ImageClassifier`):
+            The model; its config says how many classes there are and how images are prepared.
+        method (`Method`):
+            The method, asked what it needs.
+        train_transform (`ImageTransform`, *optional*):
+            What training images go through; by default the one of the config, without augmentation.
+        base_model (`str`, *optional*):
+            Where the backbone's pretrained weights came from.
+    """
+
+    modality = "vision"
+    tokenizer = None  # Trainer's processing class: images have none
+
+    def __init__(
+        self,
+        model: nn.Module,
+        method: Method,
+        train_transform: ImageTransform | None = None,
+        base_model: str | None = None,
+    ):
+        classifier = _classifier(model)
+        self.method = method
+        self.settings = classifier.config
+        self.num_choices: int = self.settings.num_classes
+        self.class_names = self.settings.class_names
+        self.has_head = classifier.method_head is not None
+        self.transform = _transform_of(self.settings)
+        self.train_transform = train_transform or self.transform
+        self.evidence_offset = 0.0
+        self.base_model = base_model
+        self.hub_base = base_model
+        self.max_length = None
+        expected = method.num_outputs(self.num_choices)
+        found = classifier.classifier.out_features if classifier.classifier is not None else 0
+        if expected != found:
+            raise UserError(f"The model gives {found} outputs, but {type(method).__name__} reads {expected}")
+
+    @contextmanager
+    def reading(self, width: int) -> Iterator[None]:
+        """Nothing to change: a classifier has the classes it has."""
+        yield
+
+    def read(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Outputs:
+        """One forward pass, with whatever the method needs."""
+        pixels = inputs["pixel_values"]
+        wanted = "input_grad" in self.method.needs and model.training and torch.is_grad_enabled()
+        if wanted:
+            pixels = pixels.detach().requires_grad_()
+        out = model(pixel_values=pixels)
+        logits = out.logits
+        if logits is not None and self.evidence_offset:
+            classes, rest = logits.split([self.num_choices, logits.shape[-1] - self.num_choices], dim=-1)
+            logits = torch.cat([classes + self.evidence_offset, rest], dim=-1)
+        features = out.features if "features" in self.method.needs else None
+        return Outputs(logits=logits, features=features, inputs=pixels if wanted else None, head=out.head)
+
+    def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """A batch of tensors; rows that were fetched together are stacked already."""
+        return dict(collate_rows(rows))  # type: ignore[arg-type]
+
+    # --- rows -----------------------------------------------------------------------------------------------------
+
+    def prepare(self, dataset: Any, labelled: bool = True, name: str = "dataset") -> PreparedImages:
+        """
+        Rows of any accepted layout → transformed rows.
+
+        Args:
+            dataset (`ImageRows`, `Dataset` or `list[dict]`):
+                From `load_image_task`, or rows with an image and a label under their usual names.
+            labelled (`bool`, *optional*, defaults to `True`):
+                Refuse rows without a class of this model. Otherwise labels of other classes count as unknown.
+            name (`str`, *optional*, defaults to `"dataset"`):
+                How error messages call it.
+        """
+        if isinstance(dataset, PreparedImages):
+            return dataset
+        rows = dataset if isinstance(dataset, ImageRows) else _as_rows(dataset, self.class_names, name)
+        if len(rows) == 0:
+            raise UserError(f"{name} has no rows")
+        bad = (rows.labels < 0) | (rows.labels >= self.num_choices)
+        if labelled and bad.any():
+            row = int(bad.argmax())
+            raise UserError(
+                f"{name}, row {row} ({rows.ids[row]}): label {rows.labels[row]} is not one of the "
+                f"{self.num_choices} classes, which training and evaluation need"
+            )
+        if not labelled and (bad.any() or not self._same_classes(rows, name)):
+            rows = rows.without_labels()
+        return PreparedImages(rows.with_transform(self.transform), self.num_choices)
+
+    def _same_classes(self, rows: ImageRows, name: str) -> bool:
+        """Whether labels mean this model's classes; those of KMNIST are numbers too, but other characters."""
+        if name in ("dataset", self.settings.task):
+            return True
+        return list(rows.class_names) == self.class_names and not all(word.isdigit() for word in self.class_names)
+
+    def augmented(self, prepared: PreparedImages) -> PreparedImages:
+        """The same rows as training sees them."""
+        return PreparedImages(prepared.rows.with_transform(self.train_transform), self.num_choices)
+
+    def plain(self, prepared: PreparedImages) -> PreparedImages:
+        """The same rows without augmentation."""
+        return PreparedImages(prepared.rows.with_transform(self.transform), self.num_choices)
+
+    def check_options(self, prepared: PreparedImages, name: str) -> None:
+        """Nothing to settle: the model has its classes, and `prepare` has checked the labels."""
+
+    def fingerprints(self, prepared: PreparedImages) -> list[str] | None:
+        """A short hash of every image's pixels; `None` where they are not in memory."""
+        images = prepared.rows.images
+        if not isinstance(images, ArrayImages):
+            return None
+        return [
+            hashlib.sha256(pixels.tobytes()).hexdigest()[:16]
+            for start in range(0, len(images), 4096)
+            for pixels in images.batch(np.arange(start, min(start + 4096, len(images))))
+        ]
+
+    # --- single images --------------------------------------------------------------------------------------------
+
+    def as_row(self, question: Any, choices: Any = None) -> Mapping[str, Any] | None:
+        """One image (a path, or Pillow's) as a row; `None` for anything that holds several."""
+        if choices is not None:
+            raise UserError("An image classifier knows its classes: give images, without choices")
+        if isinstance(question, Mapping):
+            return question
+        is_one = isinstance(question, str | Path) or hasattr(question, "getbands")
+        return {"image": question} if is_one else None
+
+    def items(self, rows: Sequence[Any], start: int = 0, name: str = "image") -> list[ImageItem]:
+        """Paths, Pillow images, or mappings that hold one, as decoded items."""
+        return [self._item(row, f"{name} {number}", str(number)) for number, row in enumerate(rows, start)]
+
+    def _item(self, row: Any, where: str, default_id: str) -> ImageItem:
+        if isinstance(row, ImageItem):
+            return row
+        values = row if isinstance(row, Mapping) else {"image": row}
+        image = next((values[key] for key in (*_IMAGE_COLUMNS, "path") if values.get(key) is not None), None)
+        if image is None:
+            raise UserError(f"{where}: no image; give a path, a Pillow image, or a mapping with 'image'")
+        if isinstance(image, str | Path):
+            name, decoded = str(image), decode(Path(image), str(image))
+        elif hasattr(image, "getbands"):
+            name, decoded = default_id, as_grey_or_rgb(image, where)
+        else:
+            raise UserError(f"{where}: {type(image).__name__} is not an image; give a path or a Pillow image")
+        label = next((int(values[key]) for key in _LABEL_COLUMNS if values.get(key) is not None), -1)
+        return ImageItem(str(values.get("id", name)), decoded, tuple(self.class_names), label, name)
+
+    def encode(self, items: Sequence[ImageItem]) -> list[dict[str, Any]]:
+        """Items → rows for `collate`."""
+        common = {"num_options": self.num_choices, "length": 0}
+        return [
+            {"pixel_values": self.transform(item.image), "labels": item.label, "row": i, **common}
+            for i, item in enumerate(items)
+        ]
+
+    def content_key(self, item: ImageItem) -> str:
+        """What an image shows, as one text: equal for equal pixels, wherever they stand."""
+        return f"{item.image.size} {hashlib.sha256(item.image.tobytes()).hexdigest()}"
+
+    def option_names(self, item: ImageItem) -> list[str]:
+        """What the classes are called."""
+        return list(item.options)
+
+    ask_help = "Type the path of an image. Ctrl-D ends."
+
+    def ask_row(self, read: Callable[[str], str]) -> Mapping[str, Any] | None:
+        """An image asked for in the terminal."""
+        path = read("Image: ").strip()
+        return {"image": path} if path else None
+
+    # --- checkpoints ----------------------------------------------------------------------------------------------
+
+    def save_processor(self, folder: Any) -> None:
+        """Nothing: how images are prepared stands in `config.json`."""
+
+    def config(self) -> dict[str, Any]:
+        """What is needed to read this checkpoint's outputs again."""
+        return {
+            "modality": self.modality,
+            "base_model": self.base_model,
+            "backbone": self.settings.backbone,
+            "num_choices": self.num_choices,
+            "class_names": list(self.class_names),
+            "transform": self.transform.to_dict(),
+            "evidence_offset": self.evidence_offset,
+        }
+
+
+def _classifier(model: Any) -> ImageClassifier:
+    if not isinstance(model, ImageClassifier):
+        raise UserError(f"An image backend needs an ImageClassifier, not {type(model).__name__}")
+    return model
+
+
+def _transform_of(config: Any) -> ImageTransform:
+    if config.transform is not None:
+        return ImageTransform.from_dict(config.transform)
+    return ImageTransform(size=config.image_size, channels=config.channels)
+
+
+def _as_rows(dataset: Any, class_names: list[str], name: str) -> ImageRows:
+    """Rows of a user's own, a `datasets.Dataset` or a list of mappings, with the usual column names."""
+    if isinstance(dataset, list):
+        from datasets import Dataset, Features, Image, Value
+
+        keys = set(dataset[0]) if dataset else set()
+        image, label = _columns(keys, name)
+        data = {"image": [row[image] for row in dataset]}
+        features = {"image": Image()}
+        if label:
+            data["label"], features["label"] = [row[label] for row in dataset], Value("int64")
+        dataset = Dataset.from_dict(data, features=Features(features))
+    image, label = _columns(set(dataset.column_names), name)
+    labels = np.asarray(dataset[label], dtype=np.int64) if label else np.full(len(dataset), -1)
+    ids = list(map(str, dataset["id"])) if "id" in dataset.column_names else [str(i) for i in range(len(dataset))]
+    return ImageRows(HubImages(dataset, image, name), labels, ids, class_names, len(class_names), name)
+
+
+def _columns(found: set[str], name: str) -> tuple[str, str | None]:
+    image = next((key for key in _IMAGE_COLUMNS if key in found), None)
+    if image is None:
+        raise UserError(f"{name}: rows need an image under {', '.join(_IMAGE_COLUMNS)}; found {sorted(found)}")
+    return image, next((key for key in _LABEL_COLUMNS if key in found), None)

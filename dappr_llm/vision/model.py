@@ -1,0 +1,284 @@
+"""
+`ImageClassifier`: a backbone, a classifier and a method's own head as one `PreTrainedModel`.
+
+One `config.json` and one `model.safetensors` hold all of it, the statistics of batch normalisation included. It is
+registered with transformers: after `import dappr_llm.vision.model`, `AutoModelForImageClassification.from_pretrained`
+opens a checkpoint too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, AutoModelForImageClassification, PretrainedConfig, PreTrainedModel
+from transformers.utils import ModelOutput
+
+from ..errors import UserError
+from ..methods import HeadInfo, get_method
+from .backbones import add_lora, build_backbone, feature_dim, normalise_spectrum
+
+_HUB = ("revision", "token", "cache_dir", "local_files_only", "subfolder", "force_download")
+
+
+class ImageClassifierConfig(PretrainedConfig):
+    """
+    What an [`ImageClassifier`] is made of.
+
+    Args:
+        backbone (`str`, *optional*, defaults to `"resnet18"`):
+            `"convnet"` or a timm model.
+        num_classes (`int`, *optional*, defaults to 10):
+            K.
+        class_names (`Sequence[str]`, *optional*):
+            Their names; kept as `id2label`.
+        channels, image_size (`int`, *optional*, default to 3 and 32):
+            Of the images that the model sees.
+        transform (`Mapping`, *optional*):
+            Fields of [`ImageTransform`]: how images become tensors, those of other data sets too.
+        task (`str`, *optional*):
+            The task it was trained on, whose labels are its classes even where these are mere numbers.
+        stem (`str`, *optional*, defaults to `"default"`):
+            `"small"` for images of 32 or 64 pixels; see [`build_backbone`].
+        hidden (`Sequence[int]`, *optional*):
+            Widths of dense layers (each with ReLU) between backbone and classifier.
+        dropout (`float`, *optional*, defaults to 0.0):
+            Before the classifier and between the dense layers; what MC dropout leaves on.
+        frozen (`bool`, *optional*, defaults to `False`):
+            Train only what comes after the backbone.
+        backbone_options (`Mapping`, *optional*):
+            Further arguments of `timm.create_model`.
+        lora (`Mapping`, *optional*):
+            Fields of `peft.LoraConfig`: train LoRA layers in the backbone instead of the backbone.
+        method (`Mapping`, *optional*):
+            `name` and `options` of the method, which decides on outputs, head and spectral normalisation. Without
+            one: K outputs.
+        class_counts (`Sequence[int]`, *optional*):
+            Training images per class, for methods whose head wants them.
+        spectral_factor (`float`, *optional*, defaults to 1.0):
+            Largest singular value of each layer, where the method needs spectral normalisation.
+    """
+
+    model_type = "dappr_image_classifier"
+
+    def __init__(
+        self,
+        backbone: str = "resnet18",
+        num_classes: int = 10,
+        class_names: Sequence[str] | None = None,
+        channels: int = 3,
+        image_size: int = 32,
+        transform: Mapping[str, Any] | None = None,
+        task: str | None = None,
+        stem: str = "default",
+        hidden: Sequence[int] | None = None,
+        dropout: float = 0.0,
+        frozen: bool = False,
+        backbone_options: Mapping[str, Any] | None = None,
+        lora: Mapping[str, Any] | None = None,
+        method: Mapping[str, Any] | None = None,
+        class_counts: Sequence[int] | None = None,
+        spectral_factor: float = 1.0,
+        **kwargs: Any,
+    ):
+        self.backbone = backbone
+        self.channels = channels
+        self.image_size = image_size
+        self.transform = dict(transform) if transform is not None else None
+        self.task = task
+        self.stem = stem
+        self.hidden = list(hidden or [])
+        self.dropout = dropout
+        self.frozen = frozen
+        self.backbone_options = dict(backbone_options or {})
+        self.lora = dict(lora) if lora is not None else None
+        self.method = {"name": method["name"], "options": dict(method.get("options", {}))} if method else None
+        self.class_counts = [int(count) for count in class_counts] if class_counts is not None else None
+        self.spectral_factor = spectral_factor
+        self.num_classes = num_classes
+        if kwargs.get("id2label") is None:
+            names = list(class_names or map(str, range(num_classes)))
+            if len(names) != num_classes:
+                raise UserError(f"{num_classes} classes, but {len(names)} class names")
+            kwargs["id2label"] = dict(enumerate(names))
+            kwargs["label2id"] = {name: i for i, name in enumerate(names)}
+        super().__init__(**kwargs)
+
+    @property
+    def class_names(self) -> list[str]:
+        """The classes in order."""
+        return [self.id2label[i] for i in range(self.num_classes)]
+
+
+@dataclass
+class ImageClassifierOutput(ModelOutput):
+    """
+    What one forward pass gives, in float32.
+
+    Args:
+        logits (`Tensor`, *optional*):
+            `[B, C]`; missing where a method reads nothing but its head.
+        features (`Tensor`):
+            `[B, D]`, what the classifier sees.
+        head (`dict[str, Tensor]`, *optional*):
+            What the method's head returned.
+    """
+
+    logits: Tensor | None = None
+    features: Tensor | None = None
+    head: dict[str, Tensor] | None = None
+
+
+class ImageClassifier(PreTrainedModel):
+    """
+    Images → logits, features, and whatever the method's head adds.
+
+    Args:
+        config (`ImageClassifierConfig`):
+            What to build.
+        pretrained (`bool`, *optional*, defaults to `False`):
+            Start from timm's weights. A checkpoint of ours holds all weights and never asks for them.
+
+    Example:
+
+    ```python
+    >>> config = ImageClassifierConfig("resnet18", num_classes=10, stem="small", method={"name": "dappr"})
+    >>> ImageClassifier(config)(torch.rand(8, 3, 32, 32)).logits.shape
+    torch.Size([8, 10])
+    ```
+    """
+
+    config_class = ImageClassifierConfig
+    base_model_prefix = "backbone"
+    main_input_name = "pixel_values"
+    accepts_loss_kwargs = False
+
+    def __init__(self, config: ImageClassifierConfig, pretrained: bool = False):
+        super().__init__(config)
+        self.backbone = build_backbone(
+            config.backbone, config.channels, config.image_size, config.stem, pretrained, config.backbone_options
+        )
+        pooled = feature_dim(self.backbone, config.channels, config.image_size)
+        if config.frozen:
+            self.backbone.requires_grad_(False)
+        if config.lora is not None:
+            add_lora(self.backbone, config.lora)
+        widths = [pooled, *config.hidden]
+        layers: list[nn.Module] = []
+        for before, after in zip(widths, widths[1:], strict=False):
+            layers += [nn.Dropout(config.dropout)] if layers and config.dropout else []
+            layers += [nn.Linear(before, after), nn.ReLU()]
+        self.hidden = nn.Sequential(*layers)
+        self.dropout = nn.Dropout(config.dropout)
+        method = get_method(config.method["name"], **config.method["options"]) if config.method else None
+        outputs = method.num_outputs(config.num_classes) if method else config.num_classes
+        self.classifier = nn.Linear(widths[-1], outputs) if outputs else None
+        if method and "spectral_norm" in method.needs:
+            normalise_spectrum(self, config.spectral_factor)
+        counts = tuple(config.class_counts) if config.class_counts is not None else None
+        info = HeadInfo(config.num_classes, widths[-1], counts)
+        self.method_head = method.build_head(info) if method else None
+        self.post_init()
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls, name: str | Path, *args: Any, config: Any = None, dtype: Any = None, **kwargs: Any
+    ) -> ImageClassifier:
+        """
+        A saved classifier, in evaluation mode.
+
+        Not transformers' own way, which builds models without memory first: what timm computes at construction and
+        does not save (Swin's positions, for one) would be lost.
+
+        Args:
+            name (`str` or `Path`):
+                A folder or Hub id.
+            config (`ImageClassifierConfig`, *optional*):
+                Another configuration than the saved one.
+            dtype (`torch.dtype` or `str`, *optional*):
+                Of the weights; by default as saved.
+            kwargs:
+                `revision`, `token`, `cache_dir`, `local_files_only`, `subfolder`, `force_download`.
+        """
+        from safetensors.torch import load_file
+        from transformers.utils import cached_file
+
+        where = {key: value for key, value in kwargs.items() if key in _HUB and value is not None}
+        config = config or cls.config_class.from_pretrained(name, **where)
+        path = cached_file(str(name), "model.safetensors", **where)
+        model = cls(config)
+        model.load_weights(load_file(str(path)), str(path))
+        if dtype is not None and dtype != "auto":
+            model = model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+        return model.eval()
+
+    def load_weights(self, weights: Mapping[str, Tensor], where: str, head: bool = True) -> None:
+        """
+        Take over saved weights, all of them or none.
+
+        Args:
+            weights (`Mapping[str, Tensor]`):
+                A state dictionary.
+            where (`str`):
+                Its file, for messages.
+            head (`bool`, *optional*, defaults to `True`):
+                Whether the method's head must be among them; another method starts with its own.
+        """
+        kept = dict(weights) if head else {k: v for k, v in weights.items() if not k.startswith("method_head.")}
+        try:
+            missing, unexpected = self.load_state_dict(kept, strict=False)
+        except RuntimeError as error:
+            raise UserError(f"{where} does not fit this model: {str(error).splitlines()[-1].strip()}") from None
+        missing = [key for key in missing if head or not key.startswith("method_head.")]
+        if missing or unexpected:
+            problem = f"lacks {missing[0]}" if missing else f"also holds {unexpected[0]}"
+            raise UserError(f"{where} does not fit this model: it {problem}")
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Nothing: timm, torch and the heads have initialised their own weights."""
+
+    @property
+    def feature_dim(self) -> int:
+        """D, what the classifier and the method's head see."""
+        return self.hidden[-2].out_features if len(self.hidden) else self._pooled()
+
+    def _pooled(self) -> int:
+        if self.classifier is not None:
+            return self.classifier.in_features
+        return feature_dim(self.backbone, self.config.channels, self.config.image_size)
+
+    def train(self, mode: bool = True) -> ImageClassifier:
+        """As any module's; a frozen backbone stays in evaluation mode, so that its statistics do not move."""
+        super().train(mode)
+        if self.config.frozen and self.config.lora is None:
+            self.backbone.eval()
+        return self
+
+    def forward(self, pixel_values: Tensor, **kwargs: Any) -> ImageClassifierOutput:
+        """
+        One forward pass.
+
+        Args:
+            pixel_values (`Tensor`):
+                Normalised images `[B, C, H, W]`.
+        """
+        frozen = self.config.frozen and self.config.lora is None and not pixel_values.requires_grad
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
+            pooled = self.backbone(pixel_values)
+        features = self.hidden(pooled).float()
+        # Evidence is worth nothing in half precision: the last layer and the head run in float32.
+        with torch.autocast(device_type=pixel_values.device.type, enabled=False):
+            logits = None
+            if self.classifier is not None:
+                logits = self.classifier(self.dropout(features).to(self.classifier.weight.dtype)).float()
+            head = None if self.method_head is None else self.method_head(features=features, logits=logits)
+        return ImageClassifierOutput(logits=logits, features=features, head=head)
+
+
+AutoConfig.register(ImageClassifierConfig.model_type, ImageClassifierConfig, exist_ok=True)
+AutoModel.register(ImageClassifierConfig, ImageClassifier, exist_ok=True)
+AutoModelForImageClassification.register(ImageClassifierConfig, ImageClassifier, exist_ok=True)
