@@ -39,6 +39,9 @@ class DAPPrConfig(TrainingArguments):
             In packed batches, compute the beginning that prompts share once per batch. The same numbers; with LoRA
             dropout the rows of a batch then also share the dropout of that beginning, and the expected gradient is
             the same.
+        eval_tokens (`int`, *optional*, defaults to 4096):
+            Prompt tokens of a prediction batch, at most `per_device_eval_batch_size * max_length`; 0: batches of
+            `per_device_eval_batch_size` prompts, as several processes always use. Changes speed only.
         metric_for_best_model (`str`, *optional*):
             `"nll"`, `"accuracy"`, `"ece"`, `"brier"` or `"loss"`; the direction follows from the name.
         epoch_schedule (`dict`, *optional*):
@@ -56,6 +59,7 @@ class DAPPrConfig(TrainingArguments):
     prompt: dict | str | None = field(default=None, metadata={"help": "Fields of Prompt that differ."})
     packing: bool = field(default=True, metadata={"help": "Compute batches without padding."})
     share_prefix: bool = field(default=True, metadata={"help": "Compute what prompts share once per batch."})
+    eval_tokens: int = field(default=4096, metadata={"help": "Prompt tokens of a prediction batch; 0: by prompts."})
     # On, Trainer asks the device at every step whether the loss is NaN, and then hides it from the log.
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Leave NaN losses out of the log."})
     epoch_schedule: dict | str | None = field(default=None, metadata={"help": "A learning rate by whole epochs."})

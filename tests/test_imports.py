@@ -14,6 +14,8 @@ WITHOUT_TORCH = [
     "recipe",
     "checkpoint",
     "predictions",
+    "batching",
+    "prediction_cache",
     "metrics",
     "evaluators",
     "weighted",

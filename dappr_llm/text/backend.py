@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -243,6 +244,10 @@ class TextBackend:
     def save_processor(self, folder: Any) -> None:
         """Write the tokenizer beside the weights."""
         self.tokenizer.save_pretrained(folder)
+
+    def row_keys(self, prepared: Any) -> list[bytes]:
+        """What each prepared row says; sorted, rows with the same beginning are neighbours."""
+        return [np.asarray(ids, dtype=">u4").tobytes() for ids in prepared["input_ids"]]
 
     def items(self, rows: Sequence[Mapping[str, Any]], start: int = 0, name: str = "item") -> list[MCQItem]:
         """Raw rows, or items, as parsed items; `start` counts on in names and ids where rows come in portions."""
