@@ -112,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_argument("--overwrite", action="store_true", help="start anew even if part of another job is there")
     cli_serve.add_reading(predict)
     _common(predict)
+    _cache(predict)
 
     _figure_verbs(verb)
     cli_serve.add_verbs(verb, _common)
@@ -137,6 +138,7 @@ def _figure_verbs(verb: Callable[[str, str], argparse.ArgumentParser]) -> None:
     )
     _figures(evaluate)
     _common(evaluate)
+    _cache(evaluate)
 
     report = verb("report", "One self-contained HTML page, and Markdown, CSV and LaTeX tables, from saved tables.")
     report.add_argument("runs", nargs="+", metavar="RUN", help="folders that `dappr train` or `dappr evaluate` wrote")
@@ -191,6 +193,12 @@ def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, help="use only the first rows of every task")
 
 
+def _cache(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--no-cache", action="store_true", help="compute tables again that were computed before from the same files"
+    )
+
+
 def _train(args: argparse.Namespace) -> int:
     from .commands import train
     from .recipe import load_recipe
@@ -207,7 +215,7 @@ def _predict(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     from .batch_predict import check_name
-    from .commands import load_predictor, predict, say
+    from .commands import predict, say
 
     columns = {"question": args.question, "choices": args.choices, "answer": args.answer, "options": args.options}
     own = {key: value for key, value in columns.items() if value}
@@ -222,9 +230,9 @@ def _predict(args: argparse.Namespace) -> int:
     if not args.out.endswith(".npz"):
         return cli_serve.predict_answers(args, task)
     quantization = {"load_in_4bit": True} if args.load_in_4bit else None
-    extra = {"revision": args.revision, "quantization": quantization}
-    trainer = load_predictor(args.checkpoint, args.base, args.batch_size, **extra)
-    table = predict(trainer, task, args.split, args.data_root, args.limit, Path(args.out))
+    extra = {"revision": args.revision, "quantization": quantization, "cache": not args.no_cache}
+    places = (Path(args.out), args.base, args.data_root)
+    (table,) = predict(args.checkpoint, [task], args.split, *places, args.batch_size, args.limit, **extra)
     say(f"{len(table)} predictions written to {args.out}")
     return 0
 
@@ -245,6 +253,7 @@ def _evaluate(args: argparse.Namespace) -> int:
         args.score,
         args.resamples,
         args.allow_nan,
+        cache=not args.no_cache,
     )
     return 0
 

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from . import checkpoint, manifest, report
+from .batching import RowSet
 from .errors import UserError
 from .evaluators import evaluate_tables
 from .files import LOCK, folder_lock, remove_leftovers, write_text
 from .intervals import RESAMPLES, bootstrap
+from .prediction_cache import as_options, cached_tables, model_key
 from .predictions import PredictionTable
 from .questions import save_questions
 from .recipe import Recipe, load_recipe
@@ -165,17 +167,20 @@ def _difference(old: dict[str, Any], new: dict[str, Any]) -> str:
 
 
 def predict_tables(trainer: Any, folder: Path, id_rows: Any, ood_rows: list[Any]) -> dict[str, PredictionTable]:
-    """Predict the ID test rows and every OOD task; each table is saved as soon as it is there."""
-    tables = {}
-    for split, rows, task in ([id_rows] if id_rows else []) + ood_rows:
-        say(f"Predicting {task.name} ({split}, {len(rows)} rows)")
-        table = trainer.predict_table(
-            rows, task.name, split, checkpoint=folder.name, task_num_choices=getattr(task, "num_choices", None) or None
-        )
-        tables[task.name] = table
-        if is_main_process():
-            save_table(table, rows, folder / checkpoint.TABLES / f"{task.name}-{split}.npz")
+    """Predict the ID test rows and every OOD task, all in one pass, and save their tables."""
+    named = ([id_rows] if id_rows else []) + ood_rows
+    sets = [_row_set(rows, task, split, folder.name) for split, rows, task in named]
+    tables = dict(zip((each.task for each in sets), trainer.predict_tables(sets), strict=True))
+    if is_main_process():
+        for each in sets:
+            save_table(tables[each.task], each.rows, folder / checkpoint.TABLES / f"{each.task}-{each.split}.npz")
     return tables
+
+
+def _row_set(rows: Any, task: Any, split: str, name: str) -> RowSet:
+    say(f"Predicting {task.name} ({split}, {len(rows)} rows)")
+    choices = getattr(task, "num_choices", None) or None
+    return RowSet(rows, task.name, split, {"checkpoint": name, "task_num_choices": choices})
 
 
 def save_table(table: PredictionTable, rows: Any, path: Path) -> None:
@@ -277,25 +282,40 @@ def load_predictor(names: str | list[str], base: str | None, batch_size: int, **
 
 
 def predict(
-    trainer: Any, task: Any, split: str, root: str | None, limit: int | None = None, out: Path | None = None
-) -> PredictionTable:
+    checkpoints: list[str],
+    tasks: list[Any],
+    split: str,
+    out: Path,
+    base: str | None = None,
+    root: str | None = None,
+    batch_size: int = 16,
+    limit: int | None = None,
+    cache: bool = True,
+    **kwargs: Any,
+) -> list[PredictionTable]:
     """
-    Predictions of a loaded checkpoint on one split of a task; rows without answers are welcome.
+    Predictions of a checkpoint, or an ensemble, on one split of each task; rows without answers are welcome.
 
-    With `out`, a folder or a file (`.npz`, `.parquet`), the table is saved there, and beside it the questions' words.
+    All tasks are predicted in one pass, and tables that were computed before are not computed again. With `out`, a
+    folder or (for one task) a file (`.npz`, `.parquet`), tables are saved there, and beside them the questions' words.
     """
     from .task_kinds import find_task, load_rows
 
-    task = find_task(task, trainer.backend.modality)
-    rows = load_rows(task, split, root, limit, labelled=False)
-    say(f"Predicting {task.name} ({split}, {len(rows)} rows)")
-    name = Path(trainer.args.output_dir).name
-    choices = getattr(task, "num_choices", None)
-    table = trainer.predict_table(rows, task.name, split, checkpoint=name, task_num_choices=choices)
-    if out and is_main_process():
-        is_file = out.suffix in (".npz", ".parquet")
-        save_table(table, rows, out if is_file else out / checkpoint.TABLES / f"{task.name}-{split}.npz")
-    return table
+    folder, config = checkpoint.load_sidecar(checkpoints[0], kwargs.get("revision"))
+    named = [find_task(task, config["modality"]) for task in tasks]
+    sets = [
+        _row_set(load_rows(task, split, root, limit, labelled=False), task, split, Path(folder).name) for task in named
+    ]
+    tables = cached_tables(
+        sets,
+        load=lambda: load_predictor(checkpoints, base, batch_size, **kwargs),
+        model=lambda: model_key(checkpoints, base, **as_options(kwargs)),
+        cache=cache,
+    )
+    is_file = out.suffix in (".npz", ".parquet")
+    for each, table in zip(sets, tables, strict=True) if is_main_process() else ():
+        save_table(table, each.rows, out if is_file else out / checkpoint.TABLES / f"{each.task}-{split}.npz")
+    return tables
 
 
 def evaluate(
@@ -311,6 +331,7 @@ def evaluate(
     score: str = "epistemic",
     resamples: int = RESAMPLES,
     allow_nan: bool = False,
+    cache: bool = True,
 ) -> dict[str, Any]:
     """
     Figures in and out of distribution, from a checkpoint or from saved tables alone.
@@ -325,6 +346,8 @@ def evaluate(
             so that the run's own results are never replaced by others.
         score, resamples, allow_nan:
             See [`evaluate_tables`], [`bootstrap`] and [`PredictionTable`].
+        cache (`bool`, *optional*, defaults to `True`):
+            Use tables of the same checkpoint and rows that were computed before; see `prediction_cache`.
     """
     tasks = (id_task, *ood_tasks)
     missing = [task for task in tasks if not task.endswith(".npz")]
@@ -339,9 +362,11 @@ def evaluate(
         again = next(task for i, task in enumerate(tasks) if names[task] in [names[other] for other in tasks[:i]])
         raise UserError(f"{again!r} is given twice: tables are told apart by their task, {names[again]!r}")
     folder = Path(out) if out else _evaluation_folder(name, list(names.values()), split, limit)
-    trainer = load_predictor(checkpoints, base, batch_size) if missing else None
+    if missing:
+        made = predict(checkpoints, missing, split, folder, base, root, batch_size, limit, cache)
+        predicted = dict(zip(missing, made, strict=True))
     paths = {names[task]: os.path.relpath(task, folder) for task in tables}
-    found = {names[t]: tables[t] if t in tables else predict(trainer, t, split, root, limit, folder) for t in tasks}
+    found = {names[task]: tables[task] if task in tables else predicted[task] for task in tasks}
     seed = found[names[id_task]].meta.get("seed")
     return finish(folder, found, name or "tables", seed, resamples, score, paths)
 

@@ -44,6 +44,15 @@ class DAPPrConfig(TrainingArguments):
         monitor_ood_rows (`int`, *optional*, defaults to 0):
             At each evaluation, read this many rows of every OOD set too and log their mean epistemic uncertainty and
             evidence beside those of the validation rows.
+        packing (`bool`, *optional*, defaults to `True`):
+            Compute batches without padding where the model allows it; the same numbers, sooner.
+        share_prefix (`bool`, *optional*, defaults to `True`):
+            In packed batches, compute the beginning that prompts share once per batch. The same numbers; with LoRA
+            dropout the rows of a batch then also share the dropout of that beginning, and the expected gradient is
+            the same.
+        eval_tokens (`int`, *optional*, defaults to 4096):
+            Prompt tokens of a prediction batch, at most `per_device_eval_batch_size * max_length`; 0: batches of
+            `per_device_eval_batch_size` prompts, as several processes always use. Changes speed only.
         metric_for_best_model (`str`, *optional*):
             `"nll"`, `"accuracy"`, `"ece"`, `"brier"` or `"loss"`; the direction follows from the name.
         epoch_schedule (`dict`, *optional*):
@@ -62,6 +71,11 @@ class DAPPrConfig(TrainingArguments):
     on_nonfinite: str = field(default="stop", metadata={"help": "'stop' or 'skip' when a loss is NaN or infinite."})
     epoch_rows: int | None = field(default=None, metadata={"help": "Rows of a stream that count as an epoch."})
     monitor_ood_rows: int = field(default=0, metadata={"help": "Rows of each OOD set read at every evaluation."})
+    packing: bool = field(default=True, metadata={"help": "Compute batches without padding."})
+    share_prefix: bool = field(default=True, metadata={"help": "Compute what prompts share once per batch."})
+    eval_tokens: int = field(default=4096, metadata={"help": "Prompt tokens of a prediction batch; 0: by prompts."})
+    # On, Trainer asks the device at every step whether the loss is NaN, and then hides it from the log.
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Leave NaN losses out of the log."})
     epoch_schedule: dict | str | None = field(default=None, metadata={"help": "A learning rate by whole epochs."})
     eval_every_epochs: int | None = field(default=None, metadata={"help": "Evaluate every so many epochs."})
     remove_unused_columns: bool = field(default=False, metadata={"help": "Our collator picks the columns itself."})

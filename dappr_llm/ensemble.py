@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from . import checkpoint, manifest
+from .batching import RowSet
 from .errors import UserError
 from .methods import Method, get_method
 from .outputs import Prediction, from_alpha, from_log_probs
@@ -138,13 +139,18 @@ class EnsemblePredictor:
         self.backend = trainer.backend
 
     def predict_table(self, dataset: Any, task: str = "", split: str = "", **meta: Any) -> PredictionTable:
-        """As `DAPPrTrainer.predict_table`; rows are tokenised once."""
-        prepared = self.ensemble.run.backend.prepare(dataset, labelled=False, name=task or "dataset")
-        tables = []
+        """As `DAPPrTrainer.predict_table`."""
+        return self.predict_tables([RowSet(dataset, task, split, meta)])[0]
+
+    def predict_tables(self, sets: Sequence[RowSet]) -> list[PredictionTable]:
+        """As `DAPPrTrainer.predict_tables`; rows are tokenised once."""
+        prepare = self.ensemble.run.backend.prepare
+        sets = [replace(each, rows=prepare(each.rows, labelled=False, name=each.task or "dataset")) for each in sets]
+        found = []
         for member in self.ensemble.members:
             with self.ensemble.member(member, self.trainer):
-                tables.append(self.trainer.predict_table(prepared, task, split, **meta))
-        return combine(tables)
+                found.append(self.trainer.predict_tables(sets))
+        return [combine(list(tables)) for tables in zip(*found, strict=True)]
 
 
 def _member(adapter: str, config: dict[str, Any]) -> Member:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +92,23 @@ class Prediction:
         if key not in self.keys() and key != "members":
             raise KeyError(key)
         return getattr(self, key)
+
+
+def option_rows(num_options: Sequence[int]) -> dict[int, Tensor]:
+    """Which rows offer how many options, from counts that the host knows."""
+    counts = sorted(set(num_options))
+    return {count: torch.tensor([i for i, found in enumerate(num_options) if found == count]) for count in counts}
+
+
+def to_device(value: Any, device: torch.device | str) -> Any:
+    """A batch, with whatever is nested in it, on a device."""
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, dict):
+        return {key: to_device(entry, device) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [to_device(entry, device) for entry in value]
+    return value
 
 
 def upcast(logits: Tensor) -> Tensor:

@@ -11,7 +11,10 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from .errors import UserError
-from .outputs import Outputs, Prediction
+from .outputs import Outputs, Prediction, to_device
+
+# Passes run side by side as one larger batch as long as it holds no more input values (tokens, pixels) than this.
+_PASS_NUMBERS = 4096
 
 Gathered: TypeAlias = Tensor | dict[str, Tensor]
 _LOGITS = "logits"
@@ -62,11 +65,27 @@ def read_rows(backend: Any, model: nn.Module, inputs: Mapping[str, Tensor], pass
     """
     if passes == 1:
         return _gathered(backend.read(model, inputs))
+    # Rows that share tokens would share their dropout masks: a layout is left aside.
+    inputs = {key: inputs[key] for key in inputs if key != "packed"}
+    sample = next(iter(inputs.values()))
+    rows, size = sample.shape[0], sample[0].numel()
+    side_by_side = max(1, min(passes, _PASS_NUMBERS // max(1, rows * size)))
+    found = []
     with dropout_on(model):
-        found = [_gathered(backend.read(model, inputs)) for _ in range(passes)]
+        for start in range(0, passes, side_by_side):
+            times = min(side_by_side, passes - start)
+            part = _gathered(backend.read(model, {key: _repeat(inputs[key], rows, times) for key in inputs}))
+            found.append(pick(part, lambda value, times=times: value.unflatten(0, (times, rows))))
     if isinstance(found[0], Tensor):
-        return torch.stack(found, dim=1)  # type: ignore[arg-type]
-    return {key: torch.stack([each[key] for each in found], dim=1) for key in found[0]}
+        return torch.cat(found).transpose(0, 1)
+    return {key: torch.cat([each[key] for each in found]).transpose(0, 1) for key in found[0]}
+
+
+def _repeat(value: Any, rows: int, times: int) -> Any:
+    """Rows of a batch, several times over; what is not per row stays."""
+    if times == 1 or not isinstance(value, Tensor) or value.shape[:1] != (rows,):
+        return value
+    return value.repeat(times, *[1] * (value.dim() - 1))
 
 
 def _gathered(out: Outputs) -> Gathered:
@@ -101,7 +120,7 @@ def predict_batch(run: Any, rows: Sequence[Mapping[str, Any]], width: int) -> Pr
         width (`int`): How many choices each of them offers.
     """
     device = next(run.model.parameters()).device
-    batch = {key: value.to(device) for key, value in run.backend.collate(rows).items()}
+    batch = to_device(run.backend.collate(rows), device)
     with torch.no_grad(), seeded(0), run.backend.reading(width):
         found = read_rows(run.backend, run.model, batch, run.method.passes)
     return run.method.predict(as_outputs(pick(found, lambda value: value.cpu())))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from transformers import EvalPrediction
 
 from . import checkpoint
+from .batching import JoinedRows, RowSet, token_batches
 from .evaluators import evaluate_id
 from .methods import Method, Progress
 from .monitor import evidence_summary
-from .outputs import Prediction
+from .outputs import Outputs, Prediction, option_rows
 from .passes import Gathered, as_outputs, pick, read_rows, seeded
 from .predictions import PredictionTable
 from .publishing import PublishingTrainer
@@ -62,7 +65,8 @@ class PredictingTrainer(PublishingTrainer):
         each = found if repeats == 1 else pick(found, lambda value: value.reshape(-1, *value.shape[2:]))
         rows = [torch.from_numpy(values).repeat_interleave(repeats) for values in (labels, num_options)]
         with seeded(0):  # a loss that draws noise must not depend on when it is evaluated, nor disturb training
-            terms, extra = self._loss_terms(as_outputs(each), rows[0], rows[1], Progress.final(self.progress().epochs))
+            groups, final = option_rows(rows[1].tolist()), Progress.final(self.progress().epochs)
+            terms, extra = self._loss_terms(as_outputs(each), rows[0], groups, final)
         losses = {f"loss/{key}": value.mean().item() for key, value in terms.items()}
         metrics = {"loss": sum(losses.values()), **losses}
         metrics |= {key: value.mean().item() for key, value in extra.items()}
@@ -81,28 +85,75 @@ class PredictingTrainer(PublishingTrainer):
             meta:
                 More entries for the table's meta data.
         """
-        prepared = self.backend.prepare(dataset, labelled=False, name=task or "dataset")
-        task_choices = meta.get("task_num_choices") or max(prepared["num_options"])
-        width = max(self.backend.num_choices, task_choices, max(prepared["num_options"]))
+        return self.predict_tables([RowSet(dataset, task, split, meta)])[0]
+
+    def predict_tables(self, sets: Sequence[RowSet]) -> list[PredictionTable]:
+        """
+        Tables of several sets from one pass: rows that say the same are computed once, similar ones side by side.
+
+        Args:
+            sets (`Sequence[RowSet]`):
+                The rows, and what their tables are called.
+        """
+        prepared = [self.backend.prepare(each.rows, labelled=False, name=each.task or "dataset") for each in sets]
+        most = [int(np.max(rows["num_options"])) for rows in prepared]
+        asked = [each.meta.get("task_num_choices") or count for each, count in zip(sets, most, strict=True)]
+        widths = [max(self.backend.num_choices, *pair) for pair in zip(asked, most, strict=True)]
+        with self.backend.reading(max(widths)):
+            found = self._found(prepared, [each.task for each in sets])
+        tables = []
+        for each, rows, part, width, choices in zip(sets, prepared, found, widths, asked, strict=True):
+            meta = {"task": each.task, "split": each.split, "seed": self.args.seed, **each.meta}
+            labels, counts = np.asarray(rows["labels"]), np.asarray(rows["num_options"])
+            meta["task_num_choices"] = choices
+            outputs = as_outputs(part).narrow(max(widths), width)
+            tables.append(self._table(outputs, labels, counts, list(rows["id"]), meta))
+        return tables
+
+    def _found(self, prepared: list[Any], names: list[str]) -> list[Any]:
+        """What the model says of the rows of each set, in their order."""
+        if not hasattr(self.backend, "row_keys"):  # nothing to gain: each set by itself
+            return [self._run(rows, name) for rows, name in zip(prepared, names, strict=True)]
+        keys, lengths = ([list(values(rows)) for rows in prepared] for values in (self.backend.row_keys, _lengths))
+        if self.method.passes > 1:  # passes of equal rows differ, and are padded
+            joined = JoinedRows(prepared, keys, lengths, join=False, longest_first=True)
+        else:
+            joined = JoinedRows(prepared, keys, lengths, longest_first=not self.backend.packing.wanted)
+        everything = self._run(joined, ", ".join(names))
+        places = np.split(np.asarray(joined.inverse), np.cumsum([len(rows) for rows in prepared])[:-1])
+        return [pick(everything, lambda value, own=own: value[own]) for own in places]
+
+    def _run(self, rows: Any, names: str) -> Any:
         compute_metrics, self.compute_metrics = self.compute_metrics, None
         try:
-            with self.backend.reading(width):
-                loop = self.evaluation_loop(
-                    self.get_test_dataloader(prepared), description=f"Prediction {task}", prediction_loss_only=False
-                )
+            loop = self.evaluation_loop(
+                self._loader(rows), description=f"Prediction {names}", prediction_loss_only=False
+            )
         finally:
             self.compute_metrics = compute_metrics
             # A finished bar must not swallow the next one.
             self.callback_handler.on_predict(self.args, self.state, self.control, {})
-        found, labels, num_options, rows = _in_order(loop.predictions, loop.label_ids)
-        ids = [prepared["id"][row] for row in rows] if len(rows) != len(prepared) else list(prepared["id"])
-        meta = {"task": task, "split": split, "seed": self.args.seed, **meta, "task_num_choices": task_choices}
-        return self._table(found, labels, num_options, ids, meta)
+        return _in_order(loop.predictions, loop.label_ids)[0]
+
+    def _loader(self, rows: Any) -> Any:
+        """Batches by tokens; by rows where several processes must get equally many, or rows have no length."""
+        args = self.args
+        if args.world_size > 1 or not args.eval_tokens or not isinstance(rows, JoinedRows):
+            return self.get_test_dataloader(rows)
+        most = min(args.eval_tokens, args.per_device_eval_batch_size * args.max_length)
+        batches = token_batches(rows.lengths, most)
+        return DataLoader(
+            rows,  # type: ignore[arg-type]
+            batch_sampler=batches,
+            collate_fn=self.data_collator,
+            num_workers=args.dataloader_num_workers,
+            pin_memory=args.dataloader_pin_memory,
+        )
 
     def _table(
         self, found: Any, labels: np.ndarray, num_options: np.ndarray, ids: list[str], meta: dict[str, Any]
     ) -> PredictionTable:
-        prediction = self.method.predict(as_outputs(found))
+        prediction = self.method.predict(found if isinstance(found, Outputs) else as_outputs(found))
         meta = {
             "modality": self.backend.modality,
             "method": self.method_name,
@@ -124,6 +175,10 @@ class PredictingTrainer(PublishingTrainer):
             meta=meta,
         )
         return _with_own_uncertainties(table, prediction)
+
+
+def _lengths(prepared: Any) -> Sequence[int]:
+    return prepared["length"]
 
 
 def _with_own_uncertainties(table: PredictionTable, prediction: Prediction) -> PredictionTable:

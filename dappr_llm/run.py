@@ -260,6 +260,8 @@ def build_text_backend(
         max_length=args.max_length,
         evidence_offset=offset,
         base_model=base_name,
+        packing=args.packing,
+        share_prefix=args.share_prefix,
     )
 
 

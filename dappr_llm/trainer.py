@@ -21,7 +21,7 @@ from .heads import HeadCallback, check_arguments
 from .interrupt import InterruptCallback
 from .methods import Method, Progress, get_method, name_of
 from .monitor import DEAD, ChanceMonitor, Tally, common_mode_share, evidence_stats
-from .outputs import Outputs
+from .outputs import Outputs, option_rows
 from .predicting import PredictingTrainer
 from .protocol import EveryEpochs, epoch_schedule
 from .samplers import LengthGrouped
@@ -228,7 +228,8 @@ class DAPPrTrainer(PredictingTrainer):
         outputs = self.backend.read(model, inputs)
         progress = self.progress()
         num_options = inputs.get("num_options")  # None: every row has K options
-        terms, extra = self._loss_terms(outputs, labels, num_options, progress)
+        groups = inputs.get("option_rows") or option_rows([self.backend.num_choices] * len(labels))
+        terms, extra = self._loss_terms(outputs, labels, groups, progress)
         shares = inputs.get("shares")  # each row's part of the loss, where the last batch was filled up with repeats
         per_row: Any = sum(terms.values())
         loss = per_row.mean() if shares is None else (per_row * shares).sum()
@@ -239,14 +240,13 @@ class DAPPrTrainer(PredictingTrainer):
         return (loss, outputs) if return_outputs else loss
 
     def _loss_terms(
-        self, outputs: Outputs, labels: Tensor, num_options: Tensor | None, progress: Progress
+        self, outputs: Outputs, labels: Tensor, groups: Mapping[int, Tensor], progress: Progress
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Per-row terms and logged-only values; rows are grouped by option count, so no method needs a mask."""
         terms: dict[str, Tensor] = {}
         extra: dict[str, Tensor] = {}
-        counts = [self.backend.num_choices] if num_options is None else [int(c) for c in num_options.unique()]
-        for count in counts:
-            index = None if len(counts) == 1 else (num_options == count).nonzero().squeeze(-1)  # type: ignore[union-attr]
+        for count, rows in groups.items():
+            index = None if len(groups) == 1 else rows.to(labels.device)
             part = outputs if index is None else outputs.select(index)
             part = part.narrow(self.backend.num_choices, count)
             part_labels = labels if index is None else labels[index]

@@ -5,6 +5,7 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+os.environ.setdefault("DAPPR_PREDICTION_CACHE", "0")  # a test that wants it says so
 
 import pytest
 from tiny import build_model, build_tokenizer, make_rows, write_recipe

@@ -18,6 +18,8 @@ WITHOUT_TORCH = [
     "planning",
     "cli_scale",
     "predictions",
+    "batching",
+    "prediction_cache",
     "metrics",
     "evaluators",
     "weighted",

@@ -15,14 +15,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
 from ..methods import Method, name_of, served_by
-from ..outputs import Outputs
+from ..outputs import Outputs, option_rows, to_device
 from . import embedded
 from .items import LETTERS, Columns, MCQItem, parse_item
+from .packed_read import PackedReading, read_packed
 from .prompt import Prompt, choice_token_ids, tokenize_items
 from .readout import ChoiceReadout
 from .streams import is_stream, prepare_stream, widest
@@ -69,6 +71,10 @@ class TextBackend:
         extra_token_ids (`list[list[int]]`, *optional*):
             For methods with more than one output per choice: the vocabulary rows of each further block, as a
             checkpoint stores them. By default the last rows of the vocabulary.
+        packing (`bool`, *optional*, defaults to `True`):
+            Compute batches without padding, where the model allows it.
+        share_prefix (`bool`, *optional*, defaults to `True`):
+            In packed batches, compute what prompts have in common once.
     """
 
     modality = "text"
@@ -86,6 +92,8 @@ class TextBackend:
         evidence_offset: float = 0.0,
         base_model: str | None = None,
         extra_token_ids: Sequence[Sequence[int]] | None = None,
+        packing: bool = True,
+        share_prefix: bool = True,
     ):
         check_method(method)
         if tokenizer.padding_side != "left":
@@ -102,6 +110,7 @@ class TextBackend:
         self.readout = ChoiceReadout(model, ())
         self._read_width(num_choices or 2)
         self._takes_positions = "position_ids" in inspect.signature(_unwrapped(model).forward).parameters
+        self.packing = PackedReading(packing and self._takes_positions, share_prefix)
 
     def _token_ids(self, width: int) -> list[int]:
         return choice_token_ids(self.tokenizer, width, self.prompt.ending)
@@ -149,15 +158,29 @@ class TextBackend:
 
     def read(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Outputs:
         """One forward pass; logits are `[B, method.num_outputs(width)]` in float32, the answers' with the offset."""
-        model_inputs = {key: inputs[key] for key in ("input_ids", "attention_mask", "position_ids") if key in inputs}
-        logits = model(**model_inputs, logits_to_keep=1, use_cache=False).logits[:, -1].float()
+        if "packed" in inputs and self.packing.works(model, self._padded_rows(model), self._token_ids(2)):
+            logits = read_packed(model, inputs["packed"]).float()
+        else:
+            logits = _read_padded(model, inputs).float()
         if logits.shape[-1] == self.width:
             return Outputs(logits=logits + self.evidence_offset)
         answers, rest = logits.split([self.width, logits.shape[-1] - self.width], dim=-1)
         return Outputs(logits=torch.cat([answers + self.evidence_offset, rest], dim=-1))
 
-    def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Left-padded tensors of prepared rows."""
+    def _padded_rows(self, model: nn.Module) -> Callable[[list[list[int]]], Tensor]:
+        def read(rows: list[list[int]]) -> Tensor:
+            batch = self.collate([{"input_ids": row} for row in rows])
+            return _read_padded(model, to_device(batch, next(model.parameters()).device))
+
+        return read
+
+    def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """
+        Left-padded tensors of prepared rows, and how to compute them without padding (`packed`).
+
+        `option_rows` says which rows offer how many options: known here on the host, so that no step has to wait for
+        the device to tell.
+        """
         longest = max(len(row["input_ids"]) for row in rows)
         pad = self.tokenizer.pad_token_id or 0
         ids = torch.full((len(rows), longest), pad, dtype=torch.long)
@@ -166,12 +189,16 @@ class TextBackend:
             tokens = torch.as_tensor(row["input_ids"], dtype=torch.long)
             ids[i, longest - len(tokens) :] = tokens
             mask[i, longest - len(tokens) :] = 1
-        batch = {"input_ids": ids, "attention_mask": mask}
+        batch: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
         if self._takes_positions:  # a padded row must start at 0, or models with absolute positions see it shifted
             batch["position_ids"] = (mask.cumsum(-1) - 1).clamp_min(0)
         for key in ("labels", "num_options", "row"):
             if key in rows[0]:
                 batch[key] = torch.as_tensor([row[key] for row in rows])
+        if "num_options" in rows[0]:
+            batch["option_rows"] = option_rows([row["num_options"] for row in rows])
+        if self.packing.wanted:
+            batch["packed"] = self.packing.layout([row["input_ids"] for row in rows])
         return batch
 
     def prepare(self, dataset: Any, labelled: bool = True, name: str = "dataset") -> Any:
@@ -265,6 +292,10 @@ class TextBackend:
             choices.append(choice)
         return {"question": line, "choices": choices} if line else None
 
+    def row_keys(self, prepared: Any) -> list[bytes]:
+        """What each prepared row says; sorted, rows with the same beginning are neighbours."""
+        return [np.asarray(ids, dtype=">u4").tobytes() for ids in prepared["input_ids"]]
+
     def items(self, rows: Sequence[Mapping[str, Any]], start: int = 0, name: str = "item") -> list[MCQItem]:
         """Raw rows, or items, as parsed items; `start` counts on in names and ids where rows come in portions."""
         return [
@@ -328,6 +359,11 @@ def fingerprint(input_ids: Sequence[int]) -> str:
 
 def _unwrapped(model: nn.Module) -> nn.Module:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _read_padded(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+    model_inputs = {key: inputs[key] for key in ("input_ids", "attention_mask", "position_ids") if key in inputs}
+    return model(**model_inputs, logits_to_keep=1, use_cache=False).logits[:, -1]
 
 
 def _fitting_length(model: nn.Module, max_length: int) -> int:

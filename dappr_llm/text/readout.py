@@ -30,6 +30,7 @@ class ChoiceReadout:
 
     def __init__(self, model: nn.Module, token_ids: Sequence[int]):
         self.token_ids = list(token_ids)
+        self._index: tuple[list[int], Tensor] | None = None
         head = model.get_output_embeddings()
         if head is None:
             raise TypeError(f"{type(model).__name__} has no output embeddings: a causal language model is needed")
@@ -42,11 +43,17 @@ class ChoiceReadout:
 
     def _hook(self, head: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         hidden = args[0]
-        ids = torch.as_tensor(self.token_ids, device=hidden.device)
+        ids = self._indices(hidden.device)
         # Autocast would turn the float32 product back into half precision.
         with torch.autocast(hidden.device.type, enabled=False):
             logits = read_rows(head, hidden.float(), ids)
         return output[..., ids].float() if logits is None else logits
+
+    def _indices(self, device: torch.device) -> Tensor:
+        """The rows as a tensor, copied to the device when they change and not at every step."""
+        if self._index is None or self._index[0] != self.token_ids or self._index[1].device != device:
+            self._index = (list(self.token_ids), torch.tensor(self.token_ids, device=device))
+        return self._index[1]
 
 
 def read_rows(head: nn.Module, hidden: Tensor, ids: Tensor) -> Tensor | None:

@@ -1,0 +1,236 @@
+"""
+What predicting OpenBookQA, both ARCs and CommonsenseQA costs: the plain way, and ours.
+
+    python scripts/bench_predict.py --data-root data                    # a tenth of each set
+    python scripts/bench_predict.py --data-root data --fraction 1       # all 5,269 questions: half an hour on a laptop
+    python scripts/bench_predict.py --data-root data --linear           # how the cost grows with the number of items
+
+  plain    every set by itself, batches of 16 in the set's order, padded to the longest, logits of the whole vocabulary
+  ours     `predict_tables`: all sets in one pass, without padding, what prompts share computed once per batch
+  alone    ours, set by set, in batches of 16
+  again    `dappr evaluate` on the same checkpoint for the second time, a whole process from its start to its tables
+
+Each is read from the same adapter; probabilities must agree to 1e-4. Variants alternate and repeat.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import benchlib
+import numpy as np
+import torch
+
+TASKS = ("obqa", "arc_c", "arc_e", "csqa")
+
+
+class Bench:
+    """A checkpoint and the rows to predict."""
+
+    def __init__(self, model_name: str, rows: list[Any], folder: str):
+        from dappr_llm import DAPPrConfig, DAPPrTrainer
+        from dappr_llm.batching import RowSet
+        from dappr_llm.methods import get_method
+        from dappr_llm.text.backend import TextBackend
+
+        self.model, self.tokenizer = benchlib.load_model(model_name)
+        torch.manual_seed(1)
+        for name, weight in self.model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(weight, std=0.02)
+        method = get_method("ce")
+        base = model_name if model_name not in benchlib.RANDOM else None
+        self.backend = TextBackend(self.model, self.tokenizer, method, 4, base_model=base)
+        args = DAPPrConfig(folder, report_to="none", disable_tqdm=True, per_device_eval_batch_size=16)
+        self.trainer = DAPPrTrainer(self.model, args, method="ce", backend=self.backend)
+        self.sets = [RowSet(part, task, "test", {"task_num_choices": k}) for task, k, part in rows]
+        self.model.eval()
+        self.results: dict[str, list[np.ndarray]] = {}
+
+    def plain(self, _: Any = None) -> None:
+        from dappr_llm.text.readout import ChoiceReadout
+
+        before = self.backend.readout.token_ids
+        self.backend.readout.remove()  # the head's own output, all of it
+        found = []
+        for each in self.sets:
+            width = max(4, each.meta["task_num_choices"])
+            ids = self.backend._token_ids(width)
+            parts = []
+            for start in range(0, len(each.rows), 16):
+                rows = each.rows[start : start + 16]
+                texts = [
+                    self.backend.prompt.render(*pair) for pair in zip(rows["question"], rows["options"], strict=True)
+                ]
+                inputs = self.tokenizer(texts, padding=True, return_tensors="pt").to(benchlib.device())
+                positions = (inputs["attention_mask"].cumsum(-1) - 1).clamp_min(0)
+                with torch.no_grad():
+                    logits = self.model(
+                        input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], position_ids=positions
+                    ).logits
+                parts.append(logits[:, -1, ids].float().softmax(-1).cpu())
+            found.append(torch.cat(parts).numpy())
+        self.results["plain"] = found
+        self.backend.readout = ChoiceReadout(self.model, before)
+
+    def ours(self, _: Any = None) -> None:
+        self.trainer.args.eval_tokens = 4096
+        self.results["ours"] = [table.probs for table in self.trainer.predict_tables(self.sets)]
+
+    def alone(self, _: Any = None) -> None:
+        self.trainer.args.eval_tokens = 0
+        self.results["alone"] = [self.trainer.predict_tables([each])[0].probs for each in self.sets]
+
+
+def load_rows(root: str | None, fraction: float) -> list[Any]:
+    from dappr_llm.text.tasks import get_task, load_task
+
+    found = []
+    for name in TASKS:
+        task = get_task(name)
+        rows = load_task(task, "test", root, labelled=False)
+        order = np.random.default_rng(0).permutation(len(rows))[: max(16, round(fraction * len(rows)))]
+        found.append((name, task.num_choices, rows.select(np.sort(order))))
+    return found
+
+
+def tokens_of(bench: Bench) -> dict[str, int]:
+    lengths = [[row["length"] for row in bench.backend.encode(bench.backend.items(each.rows))] for each in bench.sets]
+    padded = sum(len(part[i : i + 16]) * max(part[i : i + 16]) for part in lengths for i in range(0, len(part), 16))
+    return {"real": sum(map(sum, lengths)), "padded": padded}
+
+
+def measure(args: Any) -> dict[str, Any]:
+    rows = load_rows(args.data_root, args.fraction)
+    bench = Bench(args.model, rows, tempfile.mkdtemp())
+    variants = {"plain": bench.plain, "ours": bench.ours, "alone": bench.alone}
+    times = benchlib.rounds(variants, [None], args.repeats, warm_up=False)
+    apart = {
+        name: max(float(np.abs(one - other[:, : one.shape[1]]).max()) for one, other in zip(bench.results["plain"], values, strict=True))
+        for name, values in bench.results.items()
+    }  # fmt: skip
+    assert benchlib.device().type == "cuda" or max(apart.values()) < 1e-4, apart
+    ratios = {name: benchlib.ratio(times, name, "plain") for name in ("ours", "alone")}
+    count = sum(len(each.rows) for each in bench.sets)
+    tokens = tokens_of(bench)
+    table = [
+        [name, min(values), 1000 * min(values) / count, "{:.3f} ({:.3f} to {:.3f})".format(*ratios.get(name, (1, 1, 1))),
+         round(tokens["real"] / min(values)), f"{apart[name]:.1e}"]
+        for name, values in times.items()
+    ]  # fmt: skip
+    heads = ["variant", "s", "ms per question", "time / plain", "real tokens/s", "largest difference of probs"]
+    benchlib.show(
+        f"{args.model}: {count} questions of {', '.join(TASKS)}, {args.repeats} repeats; {tokens}", heads, table
+    )
+    return {"seconds": times, "ratios": ratios, "questions": count, "tokens": tokens, "difference": apart}
+
+
+def measure_again(args: Any) -> dict[str, Any]:
+    """The whole command, twice, each in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(args.model, load_rows(args.data_root, 0.01), folder)
+        bench.trainer.save_model(f"{folder}/run")
+        del bench
+        command = [
+            sys.executable,
+            "-m",
+            "dappr_llm",
+            "evaluate",
+            f"{folder}/run",
+            "--id",
+            TASKS[0],
+            "--ood",
+            *TASKS[1:],
+        ]
+        command += ["--data-root", args.data_root] if args.data_root else []
+        command += ["--limit", str(args.again)] if args.again else []
+        environment = {**os.environ, "DAPPR_PREDICTION_CACHE": f"{folder}/cache"}
+        took = []
+        for number in range(1 + args.repeats):
+            start = time.perf_counter()
+            out = [*command, "--out", f"{folder}/{number}"]
+            done = subprocess.run(out, env=environment, capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
+            took.append(time.perf_counter() - start)
+    rows = [["first", took[0]], *(["again", value] for value in took[1:])]
+    benchlib.show(f"dappr evaluate, {args.again or 'all'} questions of each task", ["run", "s"], rows)
+    return {"first": took[0], "again": took[1:], "limit": args.again}
+
+
+def measure_linear(args: Any) -> dict[str, Any]:
+    """Seconds against the number of items, for prediction and training, on a model small enough for many."""
+    from datasets import concatenate_datasets
+
+    from dappr_llm.text.tasks import load_task
+
+    pool = concatenate_datasets([load_task(task, "train", args.data_root) for task in ("obqa", "csqa")])
+    pool = pool.shuffle(seed=0)
+    bench = Bench("tiny", [("pool", 5, pool.select(range(64)))], tempfile.mkdtemp())
+    bench.ours()
+    found: dict[str, Any] = {"items": args.sizes, "predict": [], "train": []}
+    for size in args.sizes:
+        rows = pool.select(range(size))
+        found["predict"].append(
+            min(benchlib.seconds(lambda rows=rows: bench.trainer.predict_table(rows)) for _ in range(2))
+        )
+        found["train"].append(benchlib.seconds(lambda rows=rows: _epoch(bench, rows)))
+    table = []
+    for name in ("predict", "train"):
+        slope, exponent, fit = _fit(args.sizes, found[name])
+        found[f"{name}_fit"] = {"ms_per_item": 1000 * slope, "exponent": exponent, "r2": fit}
+        table.append([name, *(f"{value:.2f}" for value in found[name]), 1000 * slope, exponent, fit])
+    heads = ["seconds for", *map(str, args.sizes), "ms per item", "exponent of growth", "R² of the line"]
+    benchlib.show("Cost against items (a tiny random model: what surrounds the model counts most)", heads, table)
+    return found
+
+
+def _epoch(bench: Bench, rows: Any) -> None:
+    from dappr_llm import DAPPrConfig, DAPPrTrainer
+    from dappr_llm.methods import get_method
+
+    args = DAPPrConfig(
+        tempfile.mkdtemp(), report_to="none", disable_tqdm=True, num_train_epochs=1, save_strategy="no",
+        per_device_train_batch_size=16, logging_steps=1000, learning_rate=1e-4,
+    )  # fmt: skip
+    bench.backend.num_choices = 5
+    trainer = DAPPrTrainer(bench.model, args, rows, method=get_method("ce"), backend=bench.backend)
+    trainer.train()
+
+
+def _fit(sizes: list[int], seconds: list[float]) -> tuple[float, float, float]:
+    """Slope of the line through the points, exponent of growth between the largest two, and the line's R²."""
+    x, y = np.asarray(sizes, float), np.asarray(seconds)
+    slope, start = np.polyfit(x, y, 1)
+    rest = ((y - slope * x - start) ** 2).sum() / ((y - y.mean()) ** 2).sum()
+    exponent = np.log(y[-1] / y[-2]) / np.log(x[-1] / x[-2])
+    return float(slope), float(exponent), float(1 - rest)
+
+
+def main() -> None:
+    parser = benchlib.arguments(__doc__ or "")
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--fraction", type=float, default=0.1, help="share of each set (default: 0.1)")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--again", type=int, default=50, help="rows of each task for the second run; 0: all")
+    parser.add_argument("--linear", action="store_true", help="only: how cost grows with the number of items")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[100, 300, 1000, 3000, 10_000])
+    args = parser.parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    content: dict[str, Any] = {"machine": benchlib.machine()}
+    if args.linear:
+        content["linear"] = measure_linear(args)
+    else:
+        content |= {"predict": measure(args), "again": measure_again(args)}
+    benchlib.save(args.json and Path(args.json), content)
+
+
+if __name__ == "__main__":
+    main()

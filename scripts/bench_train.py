@@ -1,0 +1,196 @@
+"""
+What a training step costs: the plain way, ours, and the frozen trunk alone.
+
+    python scripts/bench_train.py --data-root data
+    python scripts/bench_train.py --data-root data --tasks obqa --models smollm2-135m --batches 6 --repeats 5
+
+Batches of 16 real questions in random order, LoRA of rank 8 on q, v and the head, one optimizer step each:
+
+  a        the plain Hugging Face way: texts tokenised in the loss, padded to the longest of the batch, logits of the
+           whole vocabulary at every position, of which four numbers are used
+  ours     `DAPPrTrainer`'s own step: no padding, what prompts share computed once, four numbers read in float32
+  ours_ce  the same with cross-entropy: what DAPPr's loss costs beyond it
+  no_share without padding, but every prompt computed whole
+  c        a bound: forward and backward of the decoder without a head, on as many real tokens, without any padding
+
+Variants alternate batch by batch and repeat; ratios are of sums over the same batches, median (least to largest) of
+the repeats. Peak memory above the loaded model is taken in a process of its own for each variant. The learning rate is
+0, so that all variants must, and do, see the same loss.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from typing import Any
+
+import benchlib
+import torch
+
+
+class Bench:
+    """One model and its batches, and every variant of a step on them."""
+
+    def __init__(self, model_name: str, task: str, batches: int, size: int, root: str | None):
+        from dappr_llm import DAPPrConfig, DAPPrTrainer
+        from dappr_llm.methods import get_method
+        from dappr_llm.text.backend import TextBackend
+        from dappr_llm.text.tasks import load_task
+
+        self.model, self.tokenizer = benchlib.load_model(model_name)
+        self.method, self.cross_entropy = get_method("dappr"), get_method("ce")
+        rows = load_task(task, "train", root)
+        width = max(map(len, rows["options"]))
+        self.backend = TextBackend(self.model, self.tokenizer, self.method, width)
+        args = DAPPrConfig(tempfile.mkdtemp(), report_to="none", learning_rate=0.0)
+        self.trainer = DAPPrTrainer(self.model, args, method=self.method, backend=self.backend)
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
+        chosen = rows.select(order[: batches * size])
+        prepared = self.backend.prepare(chosen)
+        self.batches = [
+            (list(prepared.select(range(i, i + size))), chosen.select(range(i, i + size)).to_list())
+            for i in range(0, batches * size, size)
+        ]
+        weights = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(weights, lr=0.0, fused=True)
+        self.losses: dict[str, float] = {}
+        self.model.train()
+
+    def _step(self, name: str, loss: torch.Tensor, optimize: bool = True) -> None:
+        loss.backward()
+        if optimize:
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.losses[name] = float(loss.detach())
+
+    def plain(self, batch: Any) -> None:
+        from dappr_llm.methods import Progress
+        from dappr_llm.outputs import Outputs
+        from dappr_llm.text.readout import ChoiceReadout
+
+        ids = self.backend.readout.token_ids
+        self.backend.readout.remove()  # the head's own output, all of it
+        texts = [self.backend.prompt.render(row["question"], row["options"]) for row in batch[1]]
+        labels = torch.tensor([row["label"] for row in batch[1]], device=benchlib.device())
+        inputs = self.tokenizer(texts, padding=True, return_tensors="pt").to(benchlib.device())
+        positions = (inputs["attention_mask"].cumsum(-1) - 1).clamp_min(0)
+        logits = self.model(
+            input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], position_ids=positions
+        ).logits
+        answers = logits[:, -1, ids].float()
+        terms = self.method.loss(Outputs(logits=answers), labels, Progress(0, 1))
+        self._step("a", sum(terms.values()).mean())  # type: ignore[union-attr]
+        self.backend.readout = ChoiceReadout(self.model, ids)
+
+    def _ours(self, name: str, batch: Any, method: Any, share: bool = True) -> None:
+        self.trainer.method, self.backend.packing.share = method, share
+        inputs = self.trainer._prepare_inputs(self.backend.collate(batch[0]))
+        self._step(name, self.trainer.compute_loss(self.model, inputs))
+
+    def ours(self, batch: Any) -> None:
+        self._ours("ours", batch, self.method)
+
+    def ours_ce(self, batch: Any) -> None:
+        self._ours("ours_ce", batch, self.cross_entropy)
+
+    def no_share(self, batch: Any) -> None:
+        self._ours("no_share", batch, self.method, share=False)
+
+    def trunk(self, batch: Any) -> None:
+        tokens = [token for row in batch[0] for token in row["input_ids"]]
+        length = len(tokens) // len(batch[0])  # the few that do not divide are left out, in favour of the bound
+        ids = torch.tensor(tokens[: length * len(batch[0])], device=benchlib.device()).view(-1, length)
+        hidden = self.model.get_base_model().get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+        self._step("c", hidden[:, -1].float().square().mean(), optimize=False)
+
+    def variants(self) -> dict[str, Any]:
+        return {
+            "a": self.plain,
+            "ours": self.ours,
+            "ours_ce": self.ours_ce,
+            "no_share": self.no_share,
+            "c": self.trunk,
+        }
+
+
+def memory(args: Any, name: str) -> None:
+    bench = Bench(args.models[0], args.tasks[0], args.batches, args.batch_size, args.data_root)
+    with torch.no_grad():  # every weight is in memory before counting starts
+        bench.model(input_ids=torch.tensor([[5, 6]], device=benchlib.device()))
+
+    def work() -> None:
+        for batch in bench.batches:
+            bench.variants()[name](batch)
+
+    print(json.dumps(benchlib.peak_memory(work)))
+
+
+def measure(args: Any, model_name: str, task: str, repeats: int) -> dict[str, Any]:
+    bench = Bench(model_name, task, args.batches, args.batch_size, args.data_root)
+    times = benchlib.rounds(bench.variants(), bench.batches, repeats)
+    tokens = sum(len(row["input_ids"]) for prepared, _ in bench.batches for row in prepared)
+    packed = sum(bench.backend.collate(prepared)["packed"]["input_ids"].numel() for prepared, _ in bench.batches)
+    longest = sum(len(b) * max(len(row["input_ids"]) for row in b) for b, _ in bench.batches)
+    flops = 4 * benchlib.trunk_parameters(bench.model)  # per token: forward, and backward to the activations alone
+    apart = max(abs(bench.losses[name] - bench.losses["a"]) for name in ("ours", "no_share"))
+    assert apart < 1e-3 * (1 + abs(bench.losses["a"])) or benchlib.device().type == "cuda", bench.losses
+    peak = benchlib.matmul_peak()
+    found = {
+        "model": model_name, "task": task, "batches": args.batches, "batch_size": args.batch_size,
+        "tokens": {"real": tokens, "padded": longest, "computed": packed}, "loss_difference": apart,
+        "seconds": times, "peak_flops": peak,
+        "tokens_per_second": {name: tokens / min(values) for name, values in times.items()},
+        "mfu": {name: flops * tokens / min(values) / peak for name, values in times.items()},
+    }  # fmt: skip
+    pairs = [(name, to) for name in times for to in ("a", "c") if name != to] + [("ours", "ours_ce")]
+    found["ratios"] = {f"{name}/{to}": benchlib.ratio(times, name, to) for name, to in pairs}
+    title = f"{model_name}, {task}: {args.batches} batches of {args.batch_size}, {repeats} repeats; tokens {tokens} "
+    title += f"real, {longest} padded, {packed} computed by ours"
+    rows = []
+    for name in times:
+        pairs = (found["ratios"].get(f"{name}/{to}", (1.0, 1.0, 1.0)) for to in ("a", "c"))
+        to_a, to_c = (f"{median:.3f} ({low:.3f} to {high:.3f})" for median, low, high in pairs)
+        rows.append([
+            name, min(times[name]) / args.batches, to_a, to_c, round(found["tokens_per_second"][name]),
+            found["mfu"][name],
+        ])  # fmt: skip
+    benchlib.show(title, ["variant", "s per step", "time / a", "time / c", "real tokens/s", "MFU"], rows)
+    median, low, high = found["ratios"]["ours/ours_ce"]
+    print(f"\nDAPPr / cross-entropy on our path: {median:.3f} ({low:.3f} to {high:.3f})", flush=True)
+    return found
+
+
+def measure_memory(args: Any, model_name: str, task: str) -> dict[str, int]:
+    common = ["--models", model_name, "--tasks", task, "--batch-size", str(args.batch_size), "--batches", "2"]
+    common += ["--data-root", args.data_root] if args.data_root else []
+    found = {name: benchlib.in_process([*common, "--memory-of", name]) for name in ("a", "ours", "no_share", "c")}
+    rows = [[name, round(size / 2**20), size / found["a"]] for name, size in found.items()]
+    benchlib.show(f"{model_name}, {task}: peak memory above the loaded model", ["variant", "MiB", "/ a"], rows)
+    return found
+
+
+def main() -> None:
+    parser = benchlib.arguments(__doc__ or "")
+    parser.add_argument("--models", nargs="+", default=["smollm2-135m", "mistral-shaped"])
+    parser.add_argument("--tasks", nargs="+", default=["obqa", "csqa"])
+    parser.add_argument("--batches", type=int, default=4)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=3, help="for the first model and task; the others get one less")
+    parser.add_argument("--memory-of", help="internal: print the peak memory of one variant")
+    args = parser.parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    if args.memory_of:
+        return memory(args, args.memory_of)
+    content: dict[str, Any] = {"machine": benchlib.machine(), "time": [], "memory": {}}
+    print(json.dumps(content["machine"]))
+    for number, (model, task) in enumerate((m, t) for m in args.models for t in args.tasks):
+        if number and model != args.models[0] and task != args.tasks[0]:
+            continue  # other models: the first task is enough
+        content["time"].append(measure(args, model, task, max(1, args.repeats - (number > 0))))
+    content["memory"] = measure_memory(args, args.models[0], args.tasks[0])
+    return benchlib.save(args.json, content)
+
+
+if __name__ == "__main__":
+    main()
