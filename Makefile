@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# A file of tests per process, so that what a file prepares is prepared once; each process computes in one thread.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 READY := $(VENV)/.ready
 EXTRAS := embedded,quant,report,vision,dev
 
@@ -29,10 +31,10 @@ quickstart: $(READY)
 	$(BIN)/dappr train recipes/quickstart.yaml --resume
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-all: $(READY)
-	$(BIN)/python -m pytest -m "slow or not slow"
+	$(PYTEST) -m "slow or not slow"
 
 quality: $(READY)
 	$(BIN)/ruff check .
