@@ -249,6 +249,7 @@ def build_transform(
         resize=resize,
         keep_native=task.keep_native,
         augment=tuple(words) if train else (),
+        padding=max(1, round((size or task.size) / 8)),  # 4 of CIFAR's 32, and the same share of other sizes
         interpolation=interpolation or task.interpolation,
     )
 

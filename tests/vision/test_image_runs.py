@@ -154,7 +154,23 @@ def test_images_without_a_backbone_are_refused():
         read_tasks(load_recipe("digits/dappr", ["model.backbone=null"]))
 
 
-@pytest.mark.parametrize("name", [n for n, _, path in list_recipes() if load_recipe(path).model.backbone])
+IMAGE_RECIPES = [name for name, _, path in list_recipes() if load_recipe(path).model.backbone]
+
+
+def test_every_benchmark_has_its_recipes():
+    folders = {name.partition("/")[0] for name in IMAGE_RECIPES}
+    assert {"mnist", "cifar10", "cifar10_lt", "cifar100", "cub", "dogs", "tinyimagenet", "imagenet_mae"} < folders
+    for folder in folders:
+        assert {f"{folder}/{method}" for method in ("ce", "mc_dropout", "edl", "dappr")} <= set(IMAGE_RECIPES)
+    lambdas = {name: load_recipe(f"{name}/dappr").method["reg_weight"] for name in folders - {"digits"}}
+    assert lambdas == {
+        "mnist": 1e-5, "cifar10": 2e-3, "cifar10_lt": 2e-3, "cifar100": 5e-3, "cub": 2e-4, "dogs": 2e-4,
+        "tinyimagenet": 5e-3, "imagenet_mae": 5e-3,
+    }  # fmt: skip
+
+
+# Models differ by benchmark and by how many outputs or dropouts a method wants.
+@pytest.mark.parametrize("name", [n for n in IMAGE_RECIPES if n.endswith(("/mc_dropout", "/ib_edl"))])
 def test_the_models_of_all_recipes_can_be_built(name):
     """Without memory (meta), but with the real classes: backbone, stem, options, dense layers, method."""
     from dappr_llm.run import build_method

@@ -16,12 +16,18 @@ VIT = {"backbone": "vit_tiny_patch16_224", "backbone_options": {"img_size": 16, 
 KINDS = {
     "convnet": {"backbone": "convnet", "channels": 1},
     "resnet18": {"backbone": "resnet18", "stem": "small"},
-    "vgg16": {"backbone": "vgg16_bn", "stem": "small", "hidden": [32, 16], "backbone_options": {"mlp_ratio": 0.01}},
+    "vgg16": {
+        "backbone": "vgg16_bn",
+        "image_size": 32,
+        "stem": "small",
+        "hidden": [32, 16],
+        "backbone_options": {"mlp_ratio": 0.01},
+    },
     "vit": VIT,
 }
 
 
-def build(image_size=16, num_classes=5, pretrained=False, **kwargs):
+def build(image_size=16, num_classes=5, **kwargs):
     torch.manual_seed(0)
     return ImageClassifier(ImageClassifierConfig(num_classes=num_classes, image_size=image_size, **kwargs))
 
@@ -210,7 +216,8 @@ def test_a_head_of_the_methods_own_trains_predicts_and_is_saved(tmp_path, monkey
     trainer.save_model(str(tmp_path))
     loaded = load_checkpoint(tmp_path)
     assert torch.equal(loaded.model.method_head.centres, model.method_head.centres)
-    again = DAPPrTrainer(loaded.model, args, method=Nearest(), backend=loaded.backend).predict_table(rows)
+    plain = DAPPrConfig(str(tmp_path), report_to="none", disable_tqdm=True)
+    again = DAPPrTrainer(loaded.model, plain, method=Nearest(), backend=loaded.backend).predict_table(rows)
     assert (again.epistemic == table.epistemic).all()
     out = loaded.backend.read(loaded.model, loaded.backend.collate([loaded.backend.prepare(rows)[0]]))
     assert isinstance(out, Outputs) and out.features.shape == (1, 64) and out.inputs is None

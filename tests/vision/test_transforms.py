@@ -128,6 +128,7 @@ def test_channels():
 def test_another_size_scales_the_resizing_along():
     transform = build_transform(IMAGE_TASKS["cub"], size=112)
     assert (transform.size, transform.resize) == (112, 128)
+    assert [build_transform(IMAGE_TASKS[name]).padding for name in ("cifar10", "digits")] == [4, 1]
     assert build_transform(IMAGE_TASKS["digits"], size=32, channels=3)(picture(8, 8, 1)).shape == (3, 32, 32)
     assert build_transform(IMAGE_TASKS["cub"], size=224, resize=248, interpolation="bicubic").resize == 248
 
