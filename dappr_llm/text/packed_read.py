@@ -84,7 +84,7 @@ class PackedReading:
         a, b = tokens[0], tokens[1]
         rows = [[a, b, a, b, b], [a, b, a], [a, b, b, a], [a, b, a, b, b]]
         device = next(model.parameters()).device
-        with torch.no_grad(), _evaluating(model):
+        with torch.no_grad(), evaluating(model):
             wanted = padded(rows)
             try:
                 found = read_packed(model, to_device(packing.layout(rows), device))
@@ -115,7 +115,8 @@ def read_packed(model: nn.Module, plan: Mapping[str, Any]) -> Tensor:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode; every module's own mode is restored."""
     before = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
