@@ -90,9 +90,9 @@ def _merge(rows: Sequence[Sequence[int]], share: bool) -> tuple[Any, ...]:
     Tokens without repeats, their positions, where each row ends, the segments that attention works on, and from
     where in which row each segment is.
     """
-    rows = [list(row) for row in rows]
-    order = sorted(range(len(rows)), key=rows.__getitem__) if share else list(range(len(rows)))
-    common = _common(rows[order[0]], rows[order[-1]]) if share and len(rows) > 1 else 0
+    lists = [list(row) for row in rows]
+    order = sorted(range(len(rows)), key=lists.__getitem__) if share else list(range(len(rows)))
+    common = _common(lists[order[0]], lists[order[-1]]) if share and len(rows) > 1 else 0
     tokens: list[int] = []
     positions: list[int] = []
     last = [0] * len(rows)
@@ -103,7 +103,7 @@ def _merge(rows: Sequence[Sequence[int]], share: bool) -> tuple[Any, ...]:
 
     def add(number: int, start: int, end: int) -> None:
         nonlocal path
-        row = rows[number]
+        row = lists[number]
         new = list(range(len(tokens), len(tokens) + end - start))
         tokens.extend(row[start:end])
         positions.extend(range(start, end))
@@ -113,9 +113,9 @@ def _merge(rows: Sequence[Sequence[int]], share: bool) -> tuple[Any, ...]:
 
     if common:  # a segment of its own: as part of the first row it would make that one longer than the others
         add(order[0], 0, common)
-        before = rows[order[0]][:common]
+        before = lists[order[0]][:common]
     for number in order:
-        row = rows[number]
+        row = lists[number]
         start = _common(before, row) if share else 0
         if start < len(row):
             add(number, start, len(row))
@@ -232,7 +232,7 @@ def _attend(
 
 def _bias(group: dict[str, Any], dtype: torch.dtype, window: int | None) -> Tensor:
     """What is added to the scores, `[B, 1, S, L]`; made by the first layer that asks, the same for all others."""
-    key = ("bias", dtype, window)
+    key = f"bias {dtype} {window}"
     if key not in group:
         seen = group["seen"].unsqueeze(-1)  # [B, S, 1]
         place = torch.arange(group["keys"].shape[1], device=seen.device)
