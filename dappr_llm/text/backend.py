@@ -162,9 +162,9 @@ class TextBackend:
 
     def _read_packed(self, model: nn.Module, plan: Mapping[str, Any]) -> Tensor:
         if self.trunk is None or "trunk" not in plan:
-            return read_packed(model, plan)
+            return self.packing.read(model, plan)
         with self.trunk.feeding(plan["trunk"]):
-            return read_packed(model, plan)
+            return self.packing.read(model, plan)
 
     def use_trunk(self, model: nn.Module, folder: str) -> None:
         """Keep what the frozen lower layers make of each prompt in a folder, and start above them from now on."""

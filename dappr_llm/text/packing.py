@@ -41,8 +41,9 @@ def layout(rows: Sequence[Sequence[int]], share: bool = True, waste: int | None 
             Padding inside attention that is accepted before rows are split into groups of similar length.
 
     Returns:
-        `dict`: `input_ids` and `position_ids` `[1, N]`, `last` `[B]` (where each row's answer is read), `put` `[N]`
-        and `groups`, what attention needs, and `owners`, from which row and which of its tokens each stretch is.
+        `dict`: `input_ids` and `position_ids` `[1, N]`, `last` `[B]` (where each row's answer is read; `ends`:
+        each place once), `put` `[N]` and `groups`, what attention needs, and `owners`, from which row and which of its
+        tokens each stretch is.
     """
     tokens, positions, last, segments, owners = _merge(rows, share)
     groups = []
@@ -72,6 +73,7 @@ def layout(rows: Sequence[Sequence[int]], share: bool = True, waste: int | None 
         "input_ids": torch.tensor([tokens]),
         "position_ids": torch.tensor([positions]),
         "last": torch.tensor(last),
+        "ends": torch.tensor(sorted(set(last))),
         "put": torch.tensor(put),
         "groups": groups,
         "owners": owners,
