@@ -29,6 +29,10 @@ _NOT_IDENTITY = {
     "disable_tqdm",
     "report_to",
     "save_total_limit",
+    "packing",
+    "share_prefix",
+    "eval_tokens",
+    "trunk_cache",
 }
 
 

@@ -53,6 +53,9 @@ class DAPPrConfig(TrainingArguments):
         eval_tokens (`int`, *optional*, defaults to 4096):
             Prompt tokens of a prediction batch, at most `per_device_eval_batch_size * max_length`; 0: batches of
             `per_device_eval_batch_size` prompts, as several processes always use. Changes speed only.
+        trunk_cache (`str`, *optional*):
+            A folder for what the frozen layers below an adapter on the top layers (`lora.layers_to_transform`) make of
+            each prompt: computed once, used by all epochs, seeds and methods. Needs `dataloader_num_workers: 0`.
         metric_for_best_model (`str`, *optional*):
             `"nll"`, `"accuracy"`, `"ece"`, `"brier"` or `"loss"`; the direction follows from the name.
         epoch_schedule (`dict`, *optional*):
@@ -74,6 +77,7 @@ class DAPPrConfig(TrainingArguments):
     packing: bool = field(default=True, metadata={"help": "Compute batches without padding."})
     share_prefix: bool = field(default=True, metadata={"help": "Compute what prompts share once per batch."})
     eval_tokens: int = field(default=4096, metadata={"help": "Prompt tokens of a prediction batch; 0: by prompts."})
+    trunk_cache: str | None = field(default=None, metadata={"help": "A folder for states below the adapter."})
     # On, Trainer asks the device at every step whether the loss is NaN, and then hides it from the log.
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Leave NaN losses out of the log."})
     epoch_schedule: dict | str | None = field(default=None, metadata={"help": "A learning rate by whole epochs."})
@@ -97,6 +101,8 @@ class DAPPrConfig(TrainingArguments):
         # Every trained weight is used; looking for others costs a pass.
         if self.ddp_find_unused_parameters is None:  # type: ignore[has-type]
             self.ddp_find_unused_parameters = False
+        if self.trunk_cache and self.dataloader_num_workers:
+            raise UserError("trunk_cache is filled by the process that trains: set dataloader_num_workers: 0")
         if isinstance(self.prompt, str):
             self.prompt = json.loads(self.prompt)
         if isinstance(self.epoch_schedule, str):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -75,10 +76,14 @@ def read_rows(backend: Any, model: nn.Module, inputs: Mapping[str, Tensor], pass
         for start in range(0, passes, side_by_side):
             times = min(side_by_side, passes - start)
             part = _gathered(backend.read(model, {key: _repeat(inputs[key], rows, times) for key in inputs}))
-            found.append(pick(part, lambda value, times=times: value.unflatten(0, (times, rows))))
+            found.append(pick(part, partial(_unstacked, times=times)))
     if isinstance(found[0], Tensor):
         return torch.cat(found).transpose(0, 1)
     return {key: torch.cat([each[key] for each in found]).transpose(0, 1) for key in found[0]}
+
+
+def _unstacked(value: Tensor, times: int) -> Tensor:
+    return value.unflatten(0, (times, -1))
 
 
 def _repeat(value: Any, rows: int, times: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -121,7 +122,7 @@ class PredictingTrainer(PublishingTrainer):
             joined = JoinedRows(prepared, keys, lengths, longest_first=not self.backend.packing.wanted)
         everything = self._run(joined, ", ".join(names))
         places = np.split(np.asarray(joined.inverse), np.cumsum([len(rows) for rows in prepared])[:-1])
-        return [pick(everything, lambda value, own=own: value[own]) for own in places]
+        return [pick(everything, operator.itemgetter(own)) for own in places]
 
     def _run(self, rows: Any, names: str) -> Any:
         compute_metrics, self.compute_metrics = self.compute_metrics, None

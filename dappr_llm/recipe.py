@@ -252,16 +252,20 @@ def recipes_dir() -> Path | None:
 
 def list_recipes(tables: bool = False) -> list[tuple[str, str, Path]]:
     """Name, one-line description and file of every shipped recipe, or of every table of runs."""
-    root = recipes_dir()
     found = []
-    for path in sorted(root.rglob("*.yaml")) if root else []:
-        name = path.relative_to(root).with_suffix("").as_posix()  # type: ignore[arg-type]
-        if name.startswith("accelerate/") or path.stem == "base":
-            continue
+    for name, path in _recipe_files():
         values = read_yaml(path)
         if ("rows" in values) == tables:
             found.append((name, str(values.get("description", "")), path))
     return found
+
+
+def _recipe_files() -> list[tuple[str, Path]]:
+    """Name and file of all that ships; read only where more is asked, since YAML is slow to read."""
+    root = recipes_dir()
+    paths = sorted(root.rglob("*.yaml")) if root else []
+    named = [(path.relative_to(root).with_suffix("").as_posix(), path) for path in paths]  # type: ignore[arg-type]
+    return [(name, path) for name, path in named if not name.startswith("accelerate/") and path.stem != "base"]
 
 
 def find_recipe(path: str | Path) -> Path:
@@ -274,5 +278,5 @@ def find_recipe(path: str | Path) -> Path:
     for candidate in [root / text, root / f"{text}.yaml"] if root else []:
         if candidate.is_file():
             return candidate
-    names = [name for tables in (False, True) for name, _, _ in list_recipes(tables)]
+    names = [name for name, _ in _recipe_files()]
     raise UserError(f"{path}: no such recipe file; {nearest(text.removesuffix('.yaml'), names)} (see `dappr recipes`)")

@@ -122,6 +122,10 @@ class DAPPrTrainer(PredictingTrainer):
             **kwargs,
         )
         self.label_names = ["labels"]
+        if args.trunk_cache:
+            if not hasattr(backend, "use_trunk"):
+                raise UserError("train.trunk_cache is for text models; leave it out")
+            backend.use_trunk(self.model, args.trunk_cache)
         if args.eval_every_epochs:
             self.add_callback(EveryEpochs(args.eval_every_epochs))
 

@@ -87,3 +87,25 @@ def test_batches_keep_to_their_tokens():
     assert token_batches(lengths, 6) == [[0, 1], [2], [3], [4, 5, 6, 7]]
     assert token_batches(lengths, 100, rows=3) == [[0, 1, 2], [3, 4, 5], [6, 7]]
     assert token_batches([], 5) == []
+
+
+@pytest.mark.parametrize("strategy", ["random", "group_by_length"])
+def test_an_epoch_of_batches_has_the_gradient_of_the_whole_set(tmp_path, tokenizer, lora, strategy):
+    """However rows are grouped: at fixed weights the mean of an epoch's gradients is the gradient of the mean loss."""
+    args = DAPPrConfig(
+        str(tmp_path), report_to="none", per_device_train_batch_size=4, train_sampling_strategy=strategy, seed=3
+    )
+    torch.manual_seed(0)
+    trainer = DAPPrTrainer(build_model(), args, make_rows(24), processing_class=tokenizer, peft_config=lora)
+    trainer.model.train()
+
+    def gradient(batches):
+        trainer.model.zero_grad()
+        for batch in batches:
+            (trainer.compute_loss(trainer.model, batch) / len(batches)).backward()
+        return torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
+
+    whole = gradient([trainer.backend.collate(list(trainer.train_dataset))])
+    batches = list(trainer.get_train_dataloader())
+    assert sorted(row for batch in batches for row in batch["row"].tolist()) == list(range(24))
+    assert torch.allclose(gradient(batches), whole, atol=1e-5)

@@ -24,10 +24,11 @@ from ..methods import Method, name_of, served_by
 from ..outputs import Outputs, option_rows, to_device
 from . import embedded
 from .items import LETTERS, Columns, MCQItem, parse_item
-from .packed_read import PackedReading, read_packed
+from .packed_read import PackedReading, evaluating, read_packed
 from .prompt import Prompt, choice_token_ids, tokenize_items
 from .readout import ChoiceReadout
 from .streams import is_stream, prepare_stream, widest
+from .trunk_cache import TrunkCache
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -110,6 +111,7 @@ class TextBackend:
         self.readout = ChoiceReadout(model, ())
         self._read_width(num_choices or 2)
         self._takes_positions = "position_ids" in inspect.signature(_unwrapped(model).forward).parameters
+        self.trunk: TrunkCache | None = None
         self.packing = PackedReading(packing and self._takes_positions, share_prefix)
 
     def _token_ids(self, width: int) -> list[int]:
@@ -159,13 +161,32 @@ class TextBackend:
     def read(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Outputs:
         """One forward pass; logits are `[B, method.num_outputs(width)]` in float32, the answers' with the offset."""
         if "packed" in inputs and self.packing.works(model, self._padded_rows(model), self._token_ids(2)):
-            logits = read_packed(model, inputs["packed"]).float()
+            logits = self._read_packed(model, inputs["packed"]).float()
         else:
             logits = _read_padded(model, inputs).float()
         if logits.shape[-1] == self.width:
             return Outputs(logits=logits + self.evidence_offset)
         answers, rest = logits.split([self.width, logits.shape[-1] - self.width], dim=-1)
         return Outputs(logits=torch.cat([answers + self.evidence_offset, rest], dim=-1))
+
+    def _read_packed(self, model: nn.Module, plan: Mapping[str, Any]) -> Tensor:
+        if self.trunk is None or "trunk" not in plan:
+            return self.packing.read(model, plan)
+        with self.trunk.feeding(plan["trunk"]):
+            return self.packing.read(model, plan)
+
+    def use_trunk(self, model: nn.Module, folder: str) -> None:
+        """Keep what the frozen lower layers make of each prompt in a folder, and start above them from now on."""
+        if not self.packing.works(model, self._padded_rows(model), self._token_ids(2)):
+            raise UserError("train.trunk_cache: this model cannot be read in packed batches, which the cache needs")
+        self.trunk = TrunkCache(model, folder)
+        a, b = self._token_ids(2)
+        rows = [[a, b, b, a], [a, b, a]]
+        with torch.no_grad(), evaluating(model):
+            batch = to_device(self.collate([{"input_ids": row} for row in rows]), next(model.parameters()).device)
+            whole, started = read_packed(model, batch["packed"]), self._read_packed(model, batch["packed"])
+        if not torch.allclose(whole, started, rtol=1e-3, atol=1e-3 * (1 + whole.abs().max().item())):
+            raise UserError(f"train.trunk_cache: {type(_unwrapped(model)).__name__} does not work from its middle")
 
     def _padded_rows(self, model: nn.Module) -> Callable[[list[list[int]]], Tensor]:
         def read(rows: list[list[int]]) -> Tensor:
@@ -198,7 +219,10 @@ class TextBackend:
         if "num_options" in rows[0]:
             batch["option_rows"] = option_rows([row["num_options"] for row in rows])
         if self.packing.wanted:
-            batch["packed"] = self.packing.layout([row["input_ids"] for row in rows])
+            tokens = [row["input_ids"] for row in rows]
+            batch["packed"] = self.packing.layout(tokens)
+            if self.trunk is not None:
+                batch["packed"]["trunk"] = self.trunk.states(tokens, batch["packed"])
         return batch
 
     def prepare(self, dataset: Any, labelled: bool = True, name: str = "dataset") -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..outputs import to_device
 from . import packing
+from .last_layer import find_last_layer, only_at
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ class PackedReading:
         self.enabled = enabled
         self.share = share
         self._works: bool | None = None if enabled else False
+        self._last_layer: Any = None
         if enabled:
             packing.register()
 
@@ -57,6 +59,11 @@ class PackedReading:
         """A batch's layout; see [`packing.layout`]."""
         return packing.layout(rows, self.share)
 
+    def read(self, model: nn.Module, plan: Mapping[str, Any]) -> Tensor:
+        """Logits of each row of a layout, `[B, C]`, read after its last token."""
+        with only_at(self._last_layer, plan["ends"]):
+            return read_packed(model, plan)
+
     def works(self, model: nn.Module, padded: Callable[[list[list[int]]], Tensor], tokens: Sequence[int]) -> bool:
         """
         Whether packed rows give what padded rows give.
@@ -70,7 +77,11 @@ class PackedReading:
                 Two or more token ids to make rows of.
         """
         if self._works is None:
+            self._last_layer = find_last_layer(model)
             reason = self._problem(model, padded, tokens)
+            if reason is not None and self._last_layer is not None:
+                self._last_layer = None
+                reason = self._problem(model, padded, tokens)
             self._works = reason is None
             if reason is not None:
                 logger.info(f"{type(model).__name__} is computed with padding: {reason}")
@@ -84,10 +95,10 @@ class PackedReading:
         a, b = tokens[0], tokens[1]
         rows = [[a, b, a, b, b], [a, b, a], [a, b, b, a], [a, b, a, b, b]]
         device = next(model.parameters()).device
-        with torch.no_grad(), _evaluating(model):
+        with torch.no_grad(), evaluating(model):
             wanted = padded(rows)
             try:
-                found = read_packed(model, to_device(packing.layout(rows), device))
+                found = self.read(model, to_device(packing.layout(rows), device))
             except Exception as error:  # whatever a model does with a keyword it does not know
                 return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         if found.shape != wanted.shape:
@@ -101,7 +112,7 @@ class PackedReading:
 
 
 def read_packed(model: nn.Module, plan: Mapping[str, Any]) -> Tensor:
-    """Logits of each row of a layout, `[B, C]`, read after its last token."""
+    """Logits of each row of a layout, `[B, C]`, by a whole forward pass."""
     logits = model(
         input_ids=plan["input_ids"],
         position_ids=plan["position_ids"],
@@ -115,7 +126,8 @@ def read_packed(model: nn.Module, plan: Mapping[str, Any]) -> Tensor:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode; every module's own mode is restored."""
     before = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -41,10 +41,11 @@ def layout(rows: Sequence[Sequence[int]], share: bool = True, waste: int | None 
             Padding inside attention that is accepted before rows are split into groups of similar length.
 
     Returns:
-        `dict`: `input_ids` and `position_ids` `[1, N]`, `last` `[B]` (where each row's answer is read), `put` `[N]`
-        and `groups`, what attention needs.
+        `dict`: `input_ids` and `position_ids` `[1, N]`, `last` `[B]` (where each row's answer is read; `ends`:
+        each place once), `put` `[N]` and `groups`, what attention needs, and `owners`, from which row and which of its
+        tokens each stretch is.
     """
-    tokens, positions, last, segments = _merge(rows, share)
+    tokens, positions, last, segments, owners = _merge(rows, share)
     groups = []
     placed: list[int] = []  # packed index of every slot of all groups, in their order; -1 for padding
     for group in _group(segments, _default_waste() if waste is None else waste):
@@ -72,8 +73,10 @@ def layout(rows: Sequence[Sequence[int]], share: bool = True, waste: int | None 
         "input_ids": torch.tensor([tokens]),
         "position_ids": torch.tensor([positions]),
         "last": torch.tensor(last),
+        "ends": torch.tensor(sorted(set(last))),
         "put": torch.tensor(put),
         "groups": groups,
+        "owners": owners,
     }
 
 
@@ -84,37 +87,43 @@ def _default_waste() -> int:
 _Segment = tuple[list[int], list[int]]  # packed indices of a row's own tokens, and of all tokens up to its end
 
 
-def _merge(rows: Sequence[Sequence[int]], share: bool) -> tuple[list[int], list[int], list[int], list[_Segment]]:
-    """Tokens without repeats, their positions, where each row ends, and the segments that attention works on."""
-    rows = [list(row) for row in rows]
-    order = sorted(range(len(rows)), key=rows.__getitem__) if share else list(range(len(rows)))
-    common = _common(rows[order[0]], rows[order[-1]]) if share and len(rows) > 1 else 0
+def _merge(rows: Sequence[Sequence[int]], share: bool) -> tuple[Any, ...]:
+    """
+    Tokens without repeats, their positions, where each row ends, the segments that attention works on, and from
+    where in which row each segment is.
+    """
+    lists = [list(row) for row in rows]
+    order = sorted(range(len(rows)), key=lists.__getitem__) if share else list(range(len(rows)))
+    common = _common(lists[order[0]], lists[order[-1]]) if share and len(rows) > 1 else 0
     tokens: list[int] = []
     positions: list[int] = []
     last = [0] * len(rows)
     segments: list[_Segment] = []
+    owners: list[tuple[int, int, int]] = []
     path: list[int] = []
     before: list[int] = []
 
-    def add(row: list[int], start: int, end: int) -> None:
+    def add(number: int, start: int, end: int) -> None:
         nonlocal path
+        row = lists[number]
         new = list(range(len(tokens), len(tokens) + end - start))
         tokens.extend(row[start:end])
         positions.extend(range(start, end))
         path = path[:start] + new
         segments.append((new, path))
+        owners.append((number, start, end))
 
     if common:  # a segment of its own: as part of the first row it would make that one longer than the others
-        add(rows[order[0]], 0, common)
-        before = rows[order[0]][:common]
+        add(order[0], 0, common)
+        before = lists[order[0]][:common]
     for number in order:
-        row = rows[number]
+        row = lists[number]
         start = _common(before, row) if share else 0
         if start < len(row):
-            add(row, start, len(row))
+            add(number, start, len(row))
         last[number] = path[len(row) - 1]
         before = row
-    return tokens, positions, last, segments
+    return tokens, positions, last, segments, owners
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
@@ -225,7 +234,7 @@ def _attend(
 
 def _bias(group: dict[str, Any], dtype: torch.dtype, window: int | None) -> Tensor:
     """What is added to the scores, `[B, 1, S, L]`; made by the first layer that asks, the same for all others."""
-    key = ("bias", dtype, window)
+    key = f"bias {dtype} {window}"
     if key not in group:
         seen = group["seen"].unsqueeze(-1)  # [B, S, 1]
         place = torch.arange(group["keys"].shape[1], device=seen.device)

@@ -227,6 +227,22 @@ def test_a_step_waits_for_nothing(tmp_path, tokenizer, lora, options, monkeypatc
     assert syncs.found == []
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "neox"])
+def test_the_last_block_is_computed_where_answers_are_read(name, tokenizer, lora):
+    model = make(name, lora)
+    backend = backend_of(model, tokenizer)
+    prepared = list(backend.prepare(make_rows(6) + make_rows(1)))
+    batch = backend.collate(prepared)
+    backend.read(model, batch)
+    block = backend.packing._last_layer.mlp
+    seen = []
+    handle = block.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[1]))
+    backend.read(model, batch)
+    handle.remove()
+    assert seen == [6]  # one of the seven prompts is there twice
+    assert backend.packing._last_layer.mlp is block and "_OnlyAt" not in str(model)
+
+
 def test_the_check_leaves_no_trace(tokenizer, lora):
     lora.lora_dropout = 0.5
     model = make("mistral", lora).train()
