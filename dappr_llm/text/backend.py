@@ -6,11 +6,9 @@ The trained object stays a native `PeftModel`; this class holds only what surrou
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import inspect
 import json
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -25,18 +23,15 @@ from ..outputs import Outputs, option_rows, to_device
 from . import embedded
 from .items import LETTERS, Columns, MCQItem, parse_item
 from .packed_read import PackedReading, evaluating, read_packed
+from .preparing import prepare_rows
 from .prompt import Prompt, choice_token_ids, tokenize_items
 from .readout import ChoiceReadout
 from .streams import is_stream, prepare_stream, widest
 from .trunk_cache import TrunkCache
 
 if TYPE_CHECKING:
-    from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-logger = logging.getLogger(__name__)
-
-_ITEM = {"id", "question", "options", "label"}
 _SERVED = frozenset({"ood_rows"})
 
 
@@ -238,40 +233,10 @@ class TextBackend:
             name (`str`, *optional*, defaults to `"dataset"`):
                 How error messages call it.
         """
-        from datasets import Dataset, disable_progress_bars, enable_progress_bars
-        from datasets.utils.logging import is_progress_bar_enabled
-
+        how = {"tokenizer": self.tokenizer, "prompt": self.prompt, "max_length": self.max_length}
         if is_stream(dataset):
-            how = {"tokenizer": self.tokenizer, "prompt": self.prompt, "max_length": self.max_length}
             return prepare_stream(dataset, name, lambda: self.num_choices, **how)
-        if isinstance(dataset, list):
-            dataset = Dataset.from_list(dataset)
-        if "input_ids" in dataset.column_names:
-            return _with_defaults(dataset, self.num_choices)
-        if len(dataset) == 0:
-            raise UserError(f"{name} has no rows")
-        if not set(dataset.column_names) >= _ITEM:
-            dataset = _parse_rows(dataset, labelled, name)
-        kwargs = {"tokenizer": self.tokenizer, "prompt": self.prompt, "max_length": self.max_length}
-        # A bar for less than a second's work is noise.
-        quiet = len(dataset) < 20_000 and is_progress_bar_enabled()
-        if quiet:
-            disable_progress_bars()
-        try:
-            prepared = dataset.map(
-                tokenize_items, batched=True, fn_kwargs=kwargs, remove_columns=dataset.column_names, desc="Tokenising"
-            )
-        finally:
-            if quiet:
-                enable_progress_bars()
-        truncated = sum(prepared["truncated"])
-        if truncated:
-            logger.warning(
-                f"{name}: {truncated} of {len(prepared)} prompts were longer than max_length={self.max_length}; "
-                "the start of their question was cut, options and ending kept"
-            )
-        prepared = prepared.remove_columns("truncated").add_column("id", dataset["id"])
-        return _with_defaults(prepared, self.num_choices)
+        return prepare_rows(dataset, self.num_choices, labelled, name, **how)
 
     def augmented(self, prepared: Any) -> Any:
         """Training rows as they are trained on: unchanged."""
@@ -393,36 +358,3 @@ def _read_padded(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
 def _fitting_length(model: nn.Module, max_length: int) -> int:
     context = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     return min(max_length, context) if context else max_length
-
-
-def _with_defaults(dataset: Dataset, num_choices: int | None) -> Dataset:
-    missing: dict[str, list[Any]] = {}
-    size = len(dataset)
-    columns = set(dataset.column_names)
-    if "labels" not in columns:
-        missing["labels"] = [-1] * size
-    if "num_options" not in columns:
-        if num_choices is None:
-            raise UserError("Prepared rows need a num_options column, or set num_choices in DAPPrConfig")
-        missing["num_options"] = [num_choices] * size
-    if "length" not in columns:
-        missing["length"] = [len(ids) for ids in dataset["input_ids"]]
-    if "id" not in columns:
-        missing["id"] = [str(i) for i in range(size)]
-    for key, values in missing.items():
-        dataset = dataset.add_column(key, values)
-    if "row" in columns:
-        dataset = dataset.remove_columns("row")
-    return dataset.add_column("row", list(range(size)))
-
-
-def _parse_rows(dataset: Dataset, labelled: bool, name: str) -> Dataset:
-    from .tasks import _as_dataset
-
-    items = []
-    for number, row in enumerate(dataset):
-        item = parse_item(row, Columns(), f"{name}, row {number}", default_id=str(number))
-        if labelled and item.label < 0:
-            raise UserError(f"{name}, row {number}: the row has no answer, which training and evaluation need")
-        items.append(dataclasses.asdict(item))
-    return _as_dataset(items)
