@@ -11,10 +11,7 @@ from .pipeline import Answer
 
 _BAR = 30
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
-_HELP = (
-    "Type a question, then one choice per line and an empty line; or all in one line: question | choice | choice.\n"
-    "Ctrl-D ends."
-)
+_MOST = 10  # options shown; of more, the most probable
 
 
 def bar(share: float, width: int = _BAR) -> str:
@@ -26,20 +23,27 @@ def bar(share: float, width: int = _BAR) -> str:
 
 def render(answer: Answer, names: list[str]) -> str:
     """One answer as lines for the terminal."""
-    width = max(map(len, answer.choices))
+    options = list(zip(names, answer.choices, answer.probs, strict=True))
+    if len(options) > _MOST:
+        options = sorted(options, key=lambda option: -option[2])[:_MOST]
+    shown = [(name, choice if name == choice else f"{name}) {choice}", prob) for name, choice, prob in options]
+    width = max(len(text) for _, text, _ in shown)
     lines = []
-    for name, choice, prob in zip(names, answer.choices, answer.probs, strict=True):
+    for name, text, prob in shown:
         inside = " " if answer.prediction_set is None or name not in answer.prediction_set else "•"
-        lines.append(f"  {inside} {name}) {choice:<{width}}  {bar(prob)} {100 * prob:5.1f} %")
+        lines.append(f"  {inside} {text:<{width}}  {bar(prob)} {100 * prob:5.1f} %")
+    if len(names) > _MOST:
+        lines.append(f"    … and {len(names) - _MOST} more")
     lines.append("")
     for name, value in (("aleatoric", answer.aleatoric), ("epistemic", answer.epistemic)):
-        lines.append(f"    {name:<{width + 3}}  {bar(value)} {value:7.3f}")
+        lines.append(f"    {name:<{width}}  {bar(value)} {value:7.3f}")
     if answer.prediction_set is not None:
         lines.append(f"\n  • in the prediction set: {', '.join(answer.prediction_set) or 'none'}")
     if answer.abstain:
         lines.append("  → abstains: too uncertain for the risk it was calibrated for")
     else:
-        lines.append(f"  → {answer.letter}) {answer.answer}")
+        same = answer.letter == answer.answer
+        lines.append(f"  → {answer.answer}" if same else f"  → {answer.letter}) {answer.answer}")
     return "\n".join(lines)
 
 
@@ -59,35 +63,22 @@ def ask(pipe: Any, read: Callable[[str], str] = input, out: TextIO | None = None
         `int`: How many questions were answered.
     """
     out = out or sys.stdout
-    print(_HELP + "\n", file=out)
+    backend = pipe.run.backend
+    print(backend.ask_help + "\n", file=out)
     answered = 0
     while True:
         try:
-            question, choices = _question(read)
+            row = backend.ask_row(read)
         except EOFError:
             print(file=out)
             return answered
-        if not question:
+        if row is None:
             continue
         try:
-            answer = pipe(question, choices=choices)
+            answer = pipe(row)
         except UserError as error:
             print(f"  {error}\n", file=out)
             continue
-        names = pipe.run.backend.option_names(pipe.run.backend.items([{"question": question, "choices": choices}])[0])
+        names = backend.option_names(backend.items([row])[0])
         print(f"\n{render(answer, names)}\n", file=out)
         answered += 1
-
-
-def _question(read: Callable[[str], str]) -> tuple[str, list[str]]:
-    line = read("Question: ").strip()
-    if "|" in line:
-        question, *choices = (part.strip() for part in line.split("|"))
-        return question, choices
-    choices = []
-    while line:
-        choice = read(f"  choice {len(choices) + 1}: ").strip()
-        if not choice:
-            break
-        choices.append(choice)
-    return line, choices

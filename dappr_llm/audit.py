@@ -255,6 +255,8 @@ def _predict(
     from .commands import load_predictor, say
     from .text.tasks import get_task, load_task
 
+    if checkpoint.load_sidecar(name)[1]["modality"] != "text":
+        raise UserError(f"{name} classifies images, which have no options to rotate; audits are for questions")
     found = get_task(task)
     rows = rotated(load_task(found, split, root, limit, labelled=False))
     trainer = load_predictor(name, base, batch_size)

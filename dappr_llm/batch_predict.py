@@ -101,7 +101,8 @@ def predict_file(
     def rows() -> Iterator[dict[str, Any]]:
         for item in islice(items, done, None):
             waiting.append(item.label if item.label >= 0 else None)
-            yield {"id": item.id, "question": item.question, "choices": list(item.options)}
+            is_image = hasattr(item, "image")
+            yield item if is_image else {"id": item.id, "question": item.question, "choices": list(item.options)}
 
     count = done
     try:

@@ -97,6 +97,7 @@ def render_card(folder: str | Path, repo_id: str, license: str | None = None) ->
         pictures=[(name, text) for name, text in _PICTURES.items() if (folder / name).is_file()],
         log=_log_table(read_log(folder)),
         num_choices=config["num_choices"],
+        is_text=config["modality"] == "text",
         versions=", ".join(f"{name} {version}" for name, version in config.get("versions", {}).items()),
     )
     return re.sub(r"\n{3,}", "\n\n", str(card)).strip() + "\n"
@@ -193,8 +194,10 @@ def eval_files(folder: str | Path, repo_url: str) -> dict[str, str]:
 def dataset_ids(names: list[Any]) -> dict[str, tuple[str, str | None]]:
     """Hub id and configuration of the tasks that come from the Hub."""
     from .text.tasks import TASKS
+    from .vision.catalogue import IMAGE_TASKS
 
-    known = {name: TASKS[name] for name in names if isinstance(name, str) and name in TASKS}
+    every = {**TASKS, **IMAGE_TASKS}
+    known = {name: every[name] for name in names if isinstance(name, str) and name in every}
     return {name: (task.path, task.config) for name, task in known.items() if task.path}
 
 
@@ -225,7 +228,8 @@ def _intro(config: dict[str, Any], base: str | None) -> str:
         f"of [{base}](https://huggingface.co/{base})" if base else "of a base model that was given as a local folder"
     )
     if config["modality"] != "text":
-        return f"An uncertainty-aware classifier with {config['num_choices']} classes."
+        start = f", from the weights of [{base}](https://huggingface.co/{base})" if base else ", trained from scratch"
+        return f"An image classifier (`{config['backbone']}`) with {config['num_choices']} classes{start}."
     return f"A LoRA adapter {what} for multiple-choice questions with up to {config['num_choices']} options."
 
 
@@ -233,7 +237,9 @@ def _facts(
     config: dict[str, Any], base: str | None, recipe: dict[str, Any], meta: dict[str, Any]
 ) -> list[tuple[str, str]]:
     options = {k: v for k, v in config["method"]["options"].items() if k != "reg_weight"}
-    facts = [("base model", f"`{base}`" if base else "a local folder"), ("method", f"`{config['method']['name']}`")]
+    is_text = config["modality"] == "text"
+    start = f"`{base}`" if base else "a local folder" if is_text else f"`{config['backbone']}`, from scratch"
+    facts = [("base model", start), ("method", f"`{config['method']['name']}`")]
     if "reg_weight" in config["method"]["options"]:
         facts.append(("λ (`reg_weight`)", f"{config['method']['options']['reg_weight']:g}"))
     facts.append(("further options", ", ".join(f"`{k}` {v}" for k, v in options.items()) or "none"))
@@ -241,7 +247,12 @@ def _facts(
         facts.append(
             ("training data", f"{portable(str(_task_name(recipe)))}, {recipe['data'].get('train_split')} split")
         )
-    facts.append(("K, answer letters", f"{config['num_choices']} ({', '.join(config.get('letters', []))})"))
+    if is_text:
+        facts.append(("K, answer letters", f"{config['num_choices']} ({', '.join(config.get('letters', []))})"))
+    else:
+        names, size = config["class_names"], config["transform"]["size"]
+        facts.append(("K, classes", f"{len(names)} ({', '.join(names[:20])}{', …' if len(names) > 20 else ''})"))
+        facts.append(("images", f"{size} x {size} pixels, {config['transform']['channels']} channels"))
     if config.get("evidence_offset"):
         facts.append(("evidence offset", f"{config['evidence_offset']:g}"))
     if meta.get("seed") is not None:
@@ -258,6 +269,13 @@ def _prompt(config: dict[str, Any]) -> str:
 
 
 def _snippet(config: dict[str, Any], base: str | None, repo_id: str, rule: Decision | None) -> str:
+    if config["modality"] != "text":
+        shown = "out.answer, out.probs, out.aleatoric, out.epistemic" + (", out.abstain" if rule else "")
+        return (
+            "from dappr_llm import UncertaintyPipeline\n\n"
+            f'pipe = UncertaintyPipeline.from_pretrained("{repo_id}")\n'
+            f'out = pipe("image.png")\nprint({shown})'
+        )
     place = f'"{repo_id}"' + ("" if base else ', base_model="folder of the base model"')
     choices = ["hammer", "plum", "violin", "sock"][: max(2, min(4, config["num_choices"]))]
     text = ", ".join(f'"{choice}"' for choice in choices)

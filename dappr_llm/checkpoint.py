@@ -27,6 +27,7 @@ TABLES = "predictions"
 TRAINED_ROWS = "trained_rows.json"
 FORMAT_VERSION = 1
 HUB_ID = r"[\w.-]+/[\w.-]+"
+_MOST_HASHED = 2**30
 _PACKAGES = ("dappr-llm", "torch", "transformers", "peft", "accelerate", "datasets")
 
 
@@ -59,6 +60,9 @@ def save_readme(folder: str | Path, config: dict[str, Any], hub_base: str | None
         hub_base (`str`, *optional*):
             The base model's Hub id; a path of this machine is of no use to anybody else and is left out.
     """
+    if config["modality"] == "vision":
+        write_text(Path(folder) / "README.md", _image_readme(config))
+        return
     named = hub_base if hub_base and re.fullmatch(HUB_ID, hub_base) and not Path(hub_base).exists() else None
     head = ["---", *([f"base_model: {named}"] if named else []), "library_name: peft"]
     head += ["tags:", *(f"- {tag}" for tag in ("dappr_llm", "lora", "uncertainty")), "---"]
@@ -82,6 +86,33 @@ print(out.probs, out.aleatoric, out.epistemic)
 ```
 """
     write_text(Path(folder) / "README.md", "\n".join(head) + "\n" + body)
+
+
+def _image_readme(config: dict[str, Any]) -> str:
+    options = ", ".join(f"{key} {value}" for key, value in config["method"]["options"].items())
+    tags = "\n".join(f"- {tag}" for tag in ("dappr_llm", "image-classification", "uncertainty"))
+    return f"""---
+library_name: transformers
+pipeline_tag: image-classification
+tags:
+{tags}
+---
+
+# Uncertainty-aware image classifier
+
+A `{config["backbone"]}` with {config["num_choices"]} classes, trained with `dappr_llm`: every answer comes with
+probabilities, an aleatoric and an epistemic uncertainty.
+
+- method: {config["method"]["name"]} ({options})
+- classes, preparation of images and versions: `config.json`, `{SIDECAR}`
+
+```python
+from dappr_llm import load_checkpoint
+model = load_checkpoint("this folder or repository")
+out = model.predict("image.png")
+print(out.probs, out.aleatoric, out.epistemic)
+```
+"""
 
 
 def load_sidecar(checkpoint: str | Path, revision: str | None = None) -> tuple[str, dict[str, Any]]:
@@ -162,10 +193,15 @@ def hub_problem(error: Exception, repo: str, revision: str | None = None) -> str
 
 
 def weights_hash(folder: str | Path) -> str | None:
-    """SHA-256 of an adapter's weights, to which a decision rule is bound; `None` for a whole model, slow to hash."""
+    """
+    SHA-256 of the weights, to which a decision rule is bound: an adapter's, or an image classifier's; `None` for a
+    whole language model, slow to hash.
+    """
     path = Path(folder) / "adapter_model.safetensors"
     if not path.is_file():
-        return None
+        path = Path(folder) / "model.safetensors"
+        if not path.is_file() or path.stat().st_size > _MOST_HASHED:
+            return None
     digest = hashlib.sha256()
     with path.open("rb") as handle:
         while block := handle.read(1 << 20):
@@ -187,11 +223,6 @@ def load_fingerprints(folder: str | Path) -> frozenset[str]:
         return frozenset(json.loads(path.read_text(encoding="utf-8"))["sha256_64"])
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path} is damaged; fetch or train the checkpoint again") from None
-
-
-def fingerprint(input_ids: Iterable[int]) -> str:
-    """A short hash of one prompt's tokens."""
-    return hashlib.sha256(" ".join(map(str, input_ids)).encode()).hexdigest()[:16]
 
 
 def last_checkpoint(output_dir: str | Path) -> str | None:

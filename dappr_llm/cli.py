@@ -196,13 +196,15 @@ def _cache(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(args: argparse.Namespace) -> int:
-    from .commands import train
     from .recipe import load_recipe
 
     overrides = list(args.set)
     overrides += [f"train.output_dir={args.output_dir}"] if args.output_dir else []
     overrides += [f"data.root={args.data_root}"] if args.data_root else []
-    return 0 if train(load_recipe(args.recipe, overrides), args.resume, args.overwrite) else 130
+    recipe = load_recipe(args.recipe, overrides)
+    from .commands import train  # numpy and more: mistakes in the recipe were answered at once
+
+    return 0 if train(recipe, args.resume, args.overwrite) else 130
 
 
 def _predict(args: argparse.Namespace) -> int:

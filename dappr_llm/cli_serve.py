@@ -26,7 +26,7 @@ def add_verbs(
     verb: Callable[[str, str], argparse.ArgumentParser], common: Callable[[argparse.ArgumentParser], None]
 ) -> None:
     """Add the parsers of these verbs."""
-    ask = verb("ask", "Ask questions in the terminal and see probabilities, uncertainties and the decision.")
+    ask = verb("ask", "Ask in the terminal and see probabilities, uncertainties and the decision.")
     ask.add_argument("checkpoint", help="folder of a run, or Hub id")
     ask.add_argument("--base", help="where the base model is, if not where the checkpoint says")
     add_reading(ask)
@@ -90,13 +90,14 @@ def predict_answers(args: argparse.Namespace, task: Any) -> int:
 
     from .batch_predict import describe, predict_file
     from .commands import say
-    from .text.tasks import get_task, iter_items
+    from .task_kinds import find_task, iter_items
 
     if len(args.checkpoint) > 1:
         raise UserError("An ensemble of checkpoints writes a table: give --out NAME.npz")
     args.checkpoint = args.checkpoint[0]
-    items = (item for _, item in islice(iter_items(get_task(task), args.split, args.data_root), args.limit))
     pipe = _pipeline(args, batch_size=args.batch_size)
+    found = find_task(task, pipe.run.backend.modality)
+    items = islice(iter_items(found, args.split, args.data_root, pipe.run.backend), args.limit)
     count = predict_file(pipe, items, args.out, describe(pipe, task, args.split, args.limit), args.overwrite)
     say(f"{count} answers written to {args.out}")
     return 0

@@ -79,7 +79,8 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
     args = runs.build_args(recipe)
     id_rows, ood_rows = runs.test_tasks(recipe)
     run = runs.build(recipe, args)
-    trainer = DAPPrTrainer(run.model, args, run.train, run.validation, method=run.method, backend=run.backend)
+    extra = {"auxiliary_dataset": run.auxiliary, "auxiliary_share": recipe.data.auxiliary_share}
+    trainer = DAPPrTrainer(run.model, args, run.train, run.validation, method=run.method, backend=run.backend, **extra)
     if is_main_process():
         write_text(folder / checkpoint.RECIPE, recipe.to_yaml())
     say(f"Training {recipe.method['name']} on {run.tasks['train'].name}, {len(run.train or ())} rows, into {folder}")

@@ -24,6 +24,13 @@ _ID = (
     ("nll", "NLL", "plain", False),
     ("ece", "ECE", "percent", False),
 )
+# What the papers' tables of image classifiers show; their figures are close together, so two decimals.
+_IMAGE_ID = (
+    ("accuracy", "accuracy", "fine", True),
+    ("conf_aupr", "conf. AUPR", "fine", True),
+    ("nll", "NLL", "plain", False),
+    ("ece", "ECE", "fine", False),
+)
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,7 @@ class Comparison:
     id_task: str
     ood_tasks: list[str]
     entries: list[Entry]
+    modality: str = "text"
 
 
 def compare(rows: Sequence[Row], resamples: int = 1000) -> Comparison:
@@ -84,7 +92,8 @@ def compare(rows: Sequence[Row], resamples: int = 1000) -> Comparison:
             sides = [[_sides(side.runs[seed]) for seed in shared] for side in (rows[0], row)]
             paired = paired_bootstrap(sides[0], sides[1], resamples)
         entries.append(Entry(row.label, list(row.runs), summary, paired))
-    return Comparison(id_task, ood_tasks, _holm(entries))
+    modality = str(first_tables[id_task].meta.get("modality", "text"))
+    return Comparison(id_task, ood_tasks, _holm(entries), modality)
 
 
 def _sides(tables: dict[str, PredictionTable]) -> tuple[PredictionTable, dict[str, PredictionTable]]:
@@ -111,6 +120,8 @@ def _holm(entries: list[Entry]) -> list[Entry]:
 
 
 def _columns(comparison: Comparison, part: str) -> list[tuple[str, str, str, bool]]:
+    if comparison.modality == "vision":
+        return _image_columns(comparison, part)
     if part == "headline":
         columns = [(f"id/{key}", header, kind, larger) for key, header, kind, larger in _ID]
         return columns + [(f"ood/{t}/auroc", f"AUROC {t}", "percent", True) for t in comparison.ood_tasks]
@@ -118,6 +129,18 @@ def _columns(comparison: Comparison, part: str) -> list[tuple[str, str, str, boo
         (f"ood/{task}/{key}", f"{task}, {header}", "percent", True)
         for task in comparison.ood_tasks
         for key, header in (("auroc_published", "published"), ("auroc_max_prob", "max prob"))
+    ]
+
+
+def _image_columns(comparison: Comparison, part: str) -> list[tuple[str, str, str, bool]]:
+    if part == "headline":
+        columns = [(f"id/{key}", header, kind, larger) for key, header, kind, larger in _IMAGE_ID]
+        return columns + [(f"ood/{t}/aupr", f"AUPR {t}", "fine", True) for t in comparison.ood_tasks]
+    readings = (("auroc", "AUROC", True), ("fpr95", "FPR95", False), ("auroc_max_prob", "AUROC, max prob", True))
+    return [
+        (f"ood/{task}/{key}", f"{task}, {header}", "fine", larger)
+        for task in comparison.ood_tasks
+        for key, header, larger in readings
     ]
 
 
@@ -147,13 +170,14 @@ def _cells(comparison: Comparison, part: str) -> tuple[list[str], list[list[tupl
 def _number(value: float, kind: str) -> str:
     if math.isnan(value):
         return "–"
-    return f"{100 * value:.1f}" if kind == "percent" else f"{value:.3f}"
+    return {"percent": f"{100 * value:.1f}", "fine": f"{100 * value:.2f}"}.get(kind, f"{value:.3f}")
 
 
 def render_markdown(comparison: Comparison) -> str:
     """The comparison as Markdown tables."""
     blocks = []
-    for title, part in (("", "headline"), ("OOD AUROC in other readings", "readings")):
+    other = "OOD AUROC in other readings" if comparison.modality == "text" else "OOD detection in other measures"
+    for title, part in (("", "headline"), (other, "readings")):
         if part == "readings" and not comparison.ood_tasks:
             continue
         headers, rows = _cells(comparison, part)
@@ -176,7 +200,19 @@ def _legend(comparison: Comparison) -> str:
     return (
         "Mean ± standard deviation over seeds; all in % but NLL; best mean in bold. \\*: differs from the first row "
         f"({first}) by a paired bootstrap over items on the seeds that both have, p < {SIGNIFICANT} after Holm's "
-        f"correction for {max(1, len(comparison.entries) - 1)} comparisons. AUROC: in distribution "
+        f"correction for {max(1, len(comparison.entries) - 1)} comparisons. " + _reading(comparison)
+    )
+
+
+def _reading(comparison: Comparison) -> str:
+    if comparison.modality == "vision":
+        return (
+            "conf. AUPR: right answers above wrong ones by aleatoric uncertainty (1 − max p). AUPR, AUROC and FPR95: "
+            f"in distribution ({comparison.id_task}, the positives) against each other set by epistemic uncertainty "
+            "(K/α0; softmax methods: entropy, or mutual information over members). max prob: by 1 − max p."
+        )
+    return (
+        "AUROC: in distribution "
         f"({comparison.id_task}) against each other task by epistemic uncertainty (K/α0; softmax methods: entropy, or "
         "mutual information over members), both sides read on the training letters. published: each side on all "
         "letters of its own task, as papers do, which an unused letter alone can raise. max prob: by 1 − max p, "

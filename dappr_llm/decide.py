@@ -106,15 +106,19 @@ def _folder(name: str, out: str | None) -> Path:
 def _predict(
     folder: Path, spec: Any, split: str, base: str | None, root: str | None, batch_size: int, limit: int | None
 ) -> PredictionTable:
-    from .text.tasks import get_task, load_task
+    from .task_kinds import find_task, load_rows
 
-    task = get_task(spec)
+    task = find_task(spec, checkpoint.load_sidecar(folder)[1]["modality"])
     refuse_training_split(folder, task.name, split)
-    rows = load_task(task, split, root, limit)
+    recipe = load_recipe(folder / checkpoint.RECIPE) if (folder / checkpoint.RECIPE).is_file() else None
+    # Which images validate was decided by the run's seed.
+    seed = int(recipe.train.get("seed", 42)) if recipe else 0
+    rows = load_rows(task, split, root, limit, seed=seed)
     trainer = load_predictor(str(folder), base, batch_size)
     rows = without_seen(rows, trainer.backend, checkpoint.load_fingerprints(folder), task.name)
     say(f"Predicting {task.name} ({split}, {len(rows)} rows)")
-    table = trainer.predict_table(rows, task.name, split, checkpoint=folder.name, task_num_choices=task.num_choices)
+    choices = getattr(task, "num_choices", None)
+    table = trainer.predict_table(rows, task.name, split, checkpoint=folder.name, task_num_choices=choices)
     if is_main_process():
         table.save(folder / checkpoint.TABLES / f"{task.name}-{split}.npz")
     return table
@@ -125,10 +129,12 @@ def refuse_training_split(folder: Path, task: Any, split: Any) -> None:
     path = folder / checkpoint.RECIPE
     if not path.is_file():
         return
-    from .text.tasks import get_task
+    from .task_kinds import find_task
 
-    data = load_recipe(path).data
-    if data.train is not None and get_task(data.train).name == task and data.train_split == split:
+    recipe = load_recipe(path)
+    data = recipe.data
+    own = find_task(data.train, "vision" if recipe.model.backbone else "text") if data.train is not None else None
+    if own is not None and own.name == task and data.train_split == split:
         raise UserError(
             f"{task}, split {split!r}, is what {folder} was trained on: calibrate on rows it has not seen, e.g. "
             f"--split {data.validation_split or 'validation'}"
@@ -140,7 +146,7 @@ def without_seen(rows: Any, backend: Any, trained: frozenset[str], name: str) ->
     if not trained:
         return rows
     prepared = backend.prepare(rows, name=name)
-    seen = np.array([checkpoint.fingerprint(ids) in trained for ids in prepared["input_ids"]])
+    seen = np.array([mark in trained for mark in backend.fingerprints(prepared) or [""] * len(prepared)])
     if seen.mean() > _TOO_MANY_SEEN:
         first = prepared["id"][int(seen.argmax())]
         raise UserError(

@@ -27,8 +27,8 @@ def dropout_on(model: nn.Module) -> Iterator[None]:
     layers = [module for module in model.modules() if isinstance(module, _DropoutNd) and module.p > 0]
     if not layers:
         raise UserError(
-            "Several passes need dropout, and this model has none: train with lora.lora_dropout above 0 (0.1 is usual), "
-            "images with model.dropout (0.5)"
+            "Several passes need dropout, and this model has none: train with lora.lora_dropout above 0 (0.1 is "
+            "usual), or images with model.dropout (0.5)"
         )
     before = [module.training for module in layers]
     for module in layers:

@@ -29,7 +29,7 @@ _WINDOW = 16  # batches that are sorted by length together: little padding, and 
 @dataclass(frozen=True)
 class Answer:
     """
-    What is said about one question.
+    What is said about one question, or about one image, whose options are the classes.
 
     Args:
         id (`str`):
@@ -168,7 +168,8 @@ class UncertaintyPipeline:
 
         Args:
             question (`str`, `Mapping`, `list`, `Dataset` or any iterable):
-                One question, or rows with question and choices under their usual names.
+                One question, or rows with question and choices under their usual names. For an image classifier: a
+                path or Pillow image, or rows with an image.
             choices (`list[str]` or `list[list[str]]`, *optional*):
                 Options of a question given as text; for a list of questions, one list for all or one list each.
             batch_size (`int`, *optional*):
@@ -179,8 +180,8 @@ class UncertaintyPipeline:
         Returns:
             [`Answer`] for one question; a list of them for a list or a `Dataset`; a generator for a generator.
         """
-        if isinstance(question, str | Mapping):
-            row = question if isinstance(question, Mapping) else {"question": question, "choices": _given(choices)}
+        row = self.run.backend.as_row(question, choices)
+        if row is not None:
             return next(self.stream([row], 1, progress=False))
         rows = question
         if choices is not None:
@@ -240,7 +241,7 @@ class UncertaintyPipeline:
                 "letters that were never trained"
             )
         first: dict[str, str] = {}
-        for letter, text in zip(names, item.options, strict=True):
+        for letter, text in zip(names, item.options if row.get("own_options", True) else (), strict=False):
             if text.strip() in first:
                 raise UserError(f"Item {item.id!r}: choices {first[text.strip()]} and {letter} are the same, {text!r}")
             first[text.strip()] = letter
@@ -282,14 +283,6 @@ class UncertaintyPipeline:
                 )
             )
         return found
-
-
-def _given(choices: Sequence[Any] | None) -> list[Any]:
-    if choices is None:
-        raise UserError('A question given as text needs its choices: pipe("…?", choices=["…", "…"])')
-    if isinstance(choices, str):
-        raise UserError("choices must be a list of texts, not one text")
-    return list(choices)
 
 
 def _device() -> Any:

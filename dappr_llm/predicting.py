@@ -155,12 +155,14 @@ class PredictingTrainer(PublishingTrainer):
     ) -> PredictionTable:
         prediction = self.method.predict(found if isinstance(found, Outputs) else as_outputs(found))
         meta = {
+            "modality": self.backend.modality,
             "method": self.method_name,
             "options": self.method.options(),
             "num_choices": self.backend.num_choices,
             "task_num_choices": self.backend.num_choices,
             "epistemic_scale": self.method.epistemic_scale,
             "versions": checkpoint.versions(),
+            **self.backend.table_facts,
             **meta,
         }
         table = PredictionTable.from_arrays(

@@ -25,6 +25,8 @@ class PublishingTrainer(Trainer):
     commit a folder in several steps. Here `push_to_hub=True` gives one commit with our card each time.
     """
 
+    backend: Any
+    labelled_rows: Any = None  # training rows without auxiliary ones
     _fingerprints: list[str] | None = None
 
     def init_hf_repo(self, token: str | None = None) -> None:
@@ -72,9 +74,8 @@ class PublishingTrainer(Trainer):
         return hub.push(folder, str(self.hub_model_id), message=message, **{**defaults, **given})
 
     def save_fingerprints(self, folder: Path) -> None:
-        """Which rows were trained on, so that calibration can refuse them; rows of images have no tokens to hash."""
-        if "input_ids" not in getattr(self.train_dataset, "column_names", ()):
-            return
-        if self._fingerprints is None:
-            self._fingerprints = [checkpoint.fingerprint(ids) for ids in self.train_dataset["input_ids"]]
-        checkpoint.save_fingerprints(folder, self._fingerprints)
+        """Which rows were trained on, so that calibration can refuse them."""
+        if self.labelled_rows is not None and self._fingerprints is None:
+            self._fingerprints = self.backend.fingerprints(self.labelled_rows)
+        if self._fingerprints:
+            checkpoint.save_fingerprints(folder, self._fingerprints)

@@ -66,7 +66,9 @@ class DataSection:
 
     `naming_share` is the share of training rows whose question is replaced by one that asks for the right option's own
     words. It keeps small models in mind of what a letter stands for while they learn a task too hard to show it.
-    `augment` replaces an image task's own augmentation (`none`, or names such as `[crop, flip]`).
+    `auxiliary` is a task whose rows are mixed in without labels, `auxiliary_share` of every epoch, for methods that
+    learn from such rows. `augment` replaces an image task's own augmentation (`none`, or names such as
+    `[crop, flip]`).
     """
 
     train: Any = None
@@ -78,6 +80,9 @@ class DataSection:
     ood_split: str = "test"
     validation_fraction: float | None = None
     naming_share: float = 0.0
+    auxiliary: Any = None
+    auxiliary_split: str = "train"
+    auxiliary_share: float = 0.5
     augment: Any = None
     max_train_samples: int | None = None
     max_validation_samples: int | None = None

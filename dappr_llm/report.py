@@ -144,7 +144,8 @@ def plot_alpha0(id_table: PredictionTable, ood_tables: dict[str, PredictionTable
     figure = _figure(5.2, 3.6)
     axes = figure.subplots()
     _draw_histograms(axes, values)
-    label = f"{'total evidence α₀' if evidence else 'epistemic uncertainty'}, read on {letters} letters"
+    unit = "classes" if id_table.meta.get("modality") == "vision" else "letters"
+    label = f"{'total evidence α₀' if evidence else 'epistemic uncertainty'}, read on {letters} {unit}"
     if not evidence:
         label += "\n(drawn instead of α₀, which not every table has)"
     axes.set(xlabel=label, ylabel="share of items")

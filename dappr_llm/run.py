@@ -35,6 +35,7 @@ class Run:
     folder: str = ""
     train: Any = None
     validation: Any = None
+    auxiliary: Any = None
     tasks: dict[str, Any] = field(default_factory=dict)
 
     def predict(self, question: Any, choices: list[Any] | None = None, extra_letters: bool = False) -> Prediction:
@@ -122,6 +123,20 @@ def build_data(recipe: Recipe) -> tuple[Dataset, Dataset | None]:
     return with_naming(train, data.naming_share), validation
 
 
+def load_auxiliary(recipe: Recipe, method: Method) -> Dataset | None:
+    """Rows of the auxiliary task, for a method that learns from them."""
+    from .auxiliary import check_auxiliary, check_names
+    from .text.tasks import get_task, load_task
+
+    data = recipe.data
+    check_auxiliary(method, recipe.method["name"], data.auxiliary is not None)
+    if data.auxiliary is None:
+        return None
+    task = get_task(data.auxiliary)
+    check_names(recipe.name, task.name, get_task(data.train).name, [get_task(spec).name for spec in data.ood])
+    return load_task(task, data.auxiliary_split, data.root, labelled=False)
+
+
 def test_tasks(recipe: Recipe) -> tuple[tuple[str, Dataset, MCQTask] | None, list[tuple[str, Dataset, MCQTask]]]:
     """The ID test rows (if there is a test split) and the rows of each OOD task, read before any training."""
     from .text.tasks import get_task, load_task
@@ -156,15 +171,19 @@ def build(recipe: Recipe, args: DAPPrConfig) -> Run:
     from transformers import set_seed
 
     from .text import lm
+    from .text.backend import check_method
     from .text.prompt import choice_token_ids
     from .text.tasks import get_task
 
     method = build_method(recipe)
     if run_vision.is_image_recipe(recipe):
         model, backend, train, validation, task = run_vision.build(recipe, args, method, recipe.method["name"])
-        return Run(method, model, backend, str(recipe.output_dir), train, validation, {"train": task})
+        auxiliary = run_vision.load_auxiliary(recipe, method, task, args.seed)
+        return Run(method, model, backend, str(recipe.output_dir), train, validation, auxiliary, {"train": task})
+    check_method(method)
     lora = build_lora(recipe)
     train, validation = build_data(recipe)
+    auxiliary = load_auxiliary(recipe, method)
     section = recipe.model
     adapter, sidecar = _starting_adapter(section.adapter) if section.adapter else ("", {})
     common = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
@@ -181,9 +200,8 @@ def build(recipe: Recipe, args: DAPPrConfig) -> Run:
         model = lm.add_adapter(model, lora, section.name)
     offset = sidecar.get("evidence_offset", 0.0)
     backend = build_text_backend(model, tokenizer, args, method, section.name, offset)
-    return Run(
-        method, model, backend, str(recipe.output_dir), train, validation, {"train": get_task(recipe.data.train)}
-    )
+    tasks = {"train": get_task(recipe.data.train)}
+    return Run(method, model, backend, str(recipe.output_dir), train, validation, auxiliary, tasks)
 
 
 def _starting_adapter(name: str) -> tuple[str, Mapping[str, Any]]:

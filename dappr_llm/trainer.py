@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from . import checkpoint
+from .auxiliary import MixedRows, check_auxiliary, split_stats
 from .config import DAPPrConfig
 from .errors import UserError
 from .files import write_text
+from .heads import HeadCallback, check_arguments
 from .interrupt import InterruptCallback
 from .methods import Method, Progress, get_method, name_of
 from .monitor import ChanceMonitor, common_mode_share, evidence_stats
@@ -50,6 +52,10 @@ class DAPPrTrainer(PredictingTrainer):
             A name of `METHODS`, or a method object with its own hyperparameters.
         backend (*optional*):
             What surrounds the model; built from `model` and `processing_class` when left out.
+        auxiliary_dataset (`Dataset` or `list[dict]`, *optional*):
+            Rows whose labels do not matter, for methods that learn from auxiliary rows.
+        auxiliary_share (`float`, *optional*, defaults to 0.5):
+            Their share of an epoch.
 
     Example:
 
@@ -74,6 +80,8 @@ class DAPPrTrainer(PredictingTrainer):
         method: str | Method = "dappr",
         backend: Any = None,
         callbacks: list[Any] | None = None,
+        auxiliary_dataset: Any = None,
+        auxiliary_share: float = 0.5,
         **kwargs: Any,
     ):
         args = args or DAPPrConfig("dappr_output")
@@ -87,7 +95,13 @@ class DAPPrTrainer(PredictingTrainer):
             )
         self.backend = backend
         if train_dataset is not None:
-            train_dataset = backend.augmented(self._prepare(train_dataset, "train_dataset"))
+            check_auxiliary(self.method, self.method_name, auxiliary_dataset is not None)
+            check_arguments(self.method, args)
+            self.labelled_rows = self._prepare(train_dataset, "train_dataset")
+            train_dataset = backend.augmented(self.labelled_rows)
+        if auxiliary_dataset is not None:
+            auxiliary = backend.augmented(self._prepare(auxiliary_dataset, "auxiliary_dataset", labelled=False))
+            train_dataset = MixedRows(train_dataset, auxiliary, auxiliary_share, args.data_seed or args.seed)
         if isinstance(eval_dataset, dict):
             eval_dataset = {key: self._prepare(rows, key) for key, rows in eval_dataset.items()}
         elif eval_dataset is not None:
@@ -95,6 +109,7 @@ class DAPPrTrainer(PredictingTrainer):
         self._terms: dict[str, Tensor] = {}
         self._chance = ChanceMonitor()
         self.interrupt = InterruptCallback()
+        self.heads = HeadCallback(self)
         super().__init__(
             model=model,
             args=args,
@@ -103,7 +118,7 @@ class DAPPrTrainer(PredictingTrainer):
             eval_dataset=eval_dataset,
             processing_class=backend.tokenizer,
             compute_metrics=self._metrics,
-            callbacks=[self.interrupt, *(callbacks or [])],
+            callbacks=[self.interrupt, self.heads, *(callbacks or [])],
             **kwargs,
         )
         self.label_names = ["labels"]
@@ -114,8 +129,8 @@ class DAPPrTrainer(PredictingTrainer):
         if args.eval_every_epochs:
             self.add_callback(EveryEpochs(args.eval_every_epochs))
 
-    def _prepare(self, rows: Any, name: str) -> Any:
-        prepared = self.backend.prepare(rows, name=name)
+    def _prepare(self, rows: Any, name: str, labelled: bool = True) -> Any:
+        prepared = self.backend.prepare(rows, labelled=labelled, name=name)
         self.backend.check_options(prepared, name)
         return prepared
 
@@ -223,6 +238,7 @@ class DAPPrTrainer(PredictingTrainer):
         terms, extra = self._loss_terms(outputs, labels, groups, progress)
         loss = sum(terms.values()).mean()  # type: ignore[union-attr]
         if model.training:
+            self.heads.remember(outputs, labels)
             whole = min(groups) == self.backend.num_choices
             self._record(terms, extra, outputs, labels, num_options, progress, whole)
         return (loss, outputs) if return_outputs else loss
@@ -261,10 +277,12 @@ class DAPPrTrainer(PredictingTrainer):
         whole: bool,
     ) -> None:
         """Sum up what the next `log` reports; stays on the device, so a step waits for nothing."""
-        values = {f"loss/{key}": value for key, value in terms.items()} | extra
         if num_options is None:
             num_options = torch.full_like(labels, self.backend.num_choices)
-        values |= evidence_stats(self.method, outputs, labels, num_options)
+        values = extra | evidence_stats(self.method, outputs, labels, num_options)
+        if "ood_rows" in self.method.needs:
+            values = split_stats(values, labels)
+        values |= {f"loss/{key}": value for key, value in terms.items()}
         if self.state.global_step < 20 and whole and not self.backend.has_head:
             values["grad/common_mode"] = common_mode_share(self.method, outputs, labels, progress)
         for key, value in values.items():
@@ -276,7 +294,7 @@ class DAPPrTrainer(PredictingTrainer):
         if "loss" in logs and self._terms:
             keys = sorted(self._terms)
             sums = self.accelerator.reduce(torch.stack([self._terms[key] for key in keys]), reduction="sum")
-            means = dict(zip(keys, (sums[:, 0] / sums[:, 1]).tolist(), strict=True))
+            means = dict(zip(keys, (sums[:, 0] / sums[:, 1].clamp_min(1)).tolist(), strict=True))
             rows = int(sums[keys.index("accuracy"), 1])
             self._terms = {}
             chance = means.pop("chance")

@@ -37,8 +37,23 @@ WITHOUT_TORCH = [
     "hf_task",
     "commands",
     "combining",
+    "task_kinds",
+    "analysis",
     "cli_serve",
     "cli",
+]
+VISION_DATA = [
+    "arrays",
+    "catalogue",
+    "chance",
+    "digits",
+    "folders",
+    "images",
+    "rows",
+    "sources",
+    "splits",
+    "tasks",
+    "transforms",
 ]
 
 
@@ -82,8 +97,28 @@ def test_text_knows_neither_trainer_nor_vision(path):
     assert ours(imports(path)) <= {"outputs", "errors", "methods", "text"}
 
 
+@pytest.mark.parametrize("path", sorted((PACKAGE / "vision").glob("*.py")), ids=lambda p: p.stem)
+def test_vision_knows_neither_trainer_nor_text(path):
+    assert ours(imports(path)) <= {"outputs", "errors", "methods", "vision"}
+
+
+@pytest.mark.parametrize("name", VISION_DATA)
+def test_image_tasks_are_named_without_torch(name):
+    """Recipes ask whether a task means images; rows and transforms import torch when they meet a tensor."""
+    found = imports(PACKAGE / "vision" / f"{name}.py", everywhere=False)
+    assert not {module.split(".")[0] for module in found} & (HEAVY | {"torchvision", "PIL", "sklearn", "scipy"})
+    assert {m.split(".")[2] for m in found if m.startswith("dappr_llm.vision.")} <= set(VISION_DATA)
+
+
 def test_the_trainer_chooses_neither_text_nor_vision():
     assert not ours(imports(PACKAGE / "trainer.py")) & {"text", "vision", "cli", "commands", "hub"}
+
+
+@pytest.mark.parametrize("name", ["heads", "auxiliary"])
+def test_what_methods_ask_of_training_knows_neither_text_nor_vision(name):
+    found = imports(PACKAGE / f"{name}.py")
+    assert ours(found) <= {"errors", "methods", "outputs", "passes"}
+    assert not {module.split(".")[0] for module in found} & {"peft", "datasets", "timm"}
 
 
 def test_run_does_not_know_who_uses_it():

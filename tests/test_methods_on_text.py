@@ -10,7 +10,7 @@ from test_trainer import build
 from tiny import make_rows
 
 from dappr_llm import UserError, load_checkpoint
-from dappr_llm.methods import METHODS, get_method
+from dappr_llm.methods import get_method, served_by
 from dappr_llm.passes import dropout_on, seeded
 
 
@@ -21,9 +21,13 @@ def lora():
     return LoraConfig(r=4, lora_alpha=8, lora_dropout=0.2, target_modules=targets, task_type="CAUSAL_LM")
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", served_by(frozenset({"ood_rows"})))
 def test_train_save_load_predict(name, tmp_path, tokenizer, lora, model_folder):
-    trainer = build(tmp_path / "run", tokenizer, lora, validation=make_rows(7, start=50), method=name, max_steps=2)
+    auxiliary = make_rows(7, start=200) if get_method(name).needs else None
+    trainer = build(
+        tmp_path / "run", tokenizer, lora, validation=make_rows(7, start=50), method=name, max_steps=2,
+        auxiliary_dataset=auxiliary,
+    )  # fmt: skip
     trainer.backend.base_model = str(model_folder)
     trainer.train()
     metrics = trainer.evaluate()

@@ -90,7 +90,7 @@ def test_shipped_recipes_are_described():
 def test_every_shipped_recipe_builds(name):
     """All sections reach their real classes: method, LoraConfig, DAPPrConfig, tasks."""
     from dappr_llm import run
-    from dappr_llm.text.tasks import get_task
+    from dappr_llm.task_kinds import find_task
 
     recipe = load_recipe(name)
     recipe.train.pop("bf16", None)  # refused without a GPU
@@ -98,7 +98,7 @@ def test_every_shipped_recipe_builds(name):
     run.build_lora(recipe)
     run.build_args(recipe)
     for task in (recipe.data.train, *recipe.data.ood):
-        get_task(task)
+        find_task(task, "vision" if recipe.model.backbone else "text")
 
 
 def test_mistral_recipes_hold_the_published_configuration():

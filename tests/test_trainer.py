@@ -25,7 +25,7 @@ def config(folder, **changes):
     return DAPPrConfig(str(folder), **(values | changes))
 
 
-def build(folder, tokenizer, lora, train=None, validation=None, method=METHOD, **changes):
+def build(folder, tokenizer, lora, train=None, validation=None, method=METHOD, auxiliary_dataset=None, **changes):
     model = build_model()
     torch.manual_seed(123)  # whatever happened before, the seed of the arguments decides
     return DAPPrTrainer(
@@ -36,6 +36,7 @@ def build(folder, tokenizer, lora, train=None, validation=None, method=METHOD, *
         processing_class=tokenizer,
         peft_config=lora,
         method=method,
+        auxiliary_dataset=auxiliary_dataset,
     )
 
 

@@ -8,7 +8,9 @@ https://arxiv.org/abs/1802.10501; with the reverse KL 2019, https://arxiv.org/ab
     rkl_pn: loss = KL(Dir(alpha) || Dir(t)) / precision      auxiliary rows weigh ood_weight
 
 Needs `ood_rows`: auxiliary rows, with label -1. Scores: aleatoric `1 - max alpha/alpha0`, epistemic `K/alpha0`. Where
-evidential methods hope that evidence is low far from the data, a prior network is told where it must be.
+evidential methods hope that evidence is low far from the data, a prior network is told where it must be. The forward
+KL averages over targets: for classes that a model cannot tell apart it settles at alpha below 1, with less evidence
+than auxiliary rows have. The reverse KL does not, and learns faster.
 
 Differs from the paper: labelled and auxiliary rows stand in one batch, and the loss is the mean over all of them. At
 equal shares that is half of the published sum of two means.

@@ -77,10 +77,10 @@ def _case(table: PredictionTable, row: int, texts: dict[str, Question]) -> Case:
     broken = bool(table.nan_rows[row])
     chosen = -1 if broken else int(probs.argmax())
     words = known.options if known and len(known.options) == size else ("",) * size
-    # Tables of image classes can be wider than the alphabet.
+    # Tables of image classes name them, and can be wider than the alphabet.
+    names = table.meta.get("class_names") or (LETTERS if size <= 26 else [str(k) for k in range(size)])
     options = [
-        Option(LETTERS[k] if size <= 26 else str(k), words[k], float(probs[k]), k == table.labels[row], k == chosen)
-        for k in range(size)
+        Option(names[k], words[k], float(probs[k]), bool(k == table.labels[row]), k == chosen) for k in range(size)
     ]
     if size > 8:  # the best few, and the right one, tell the story
         options = sorted(options, key=lambda option: (-option.right, -option.prob))[:8]

@@ -152,8 +152,13 @@ def _split(
     names: list[str] | None = None,
     index: np.ndarray | None = None,
 ) -> Split:
+    labels = np.asarray(labels).reshape(-1)
+    if labels.dtype.kind not in "iuU":
+        raise UserError(f"{place}: labels must be integers or class names, found {labels.dtype}")
+    if labels.dtype.kind != "U":
+        labels = labels.astype(np.int64)
     numbers = range(len(labels)) if index is None else index
-    return Split(ArrayImages(pixels, place), labels.astype(np.int64), [f"{split}-{i}" for i in numbers], names, place)
+    return Split(ArrayImages(pixels, place), labels, [f"{split}-{i}" for i in numbers], names, place)
 
 
 def _first(folder: Path, *patterns: str) -> Path | None:

@@ -100,8 +100,8 @@ def _small_stem(name: str, backbone: Any) -> None:
         backbone.pre_logits = nn.Identity()
     else:
         raise UserError(
-            f"model.stem: small is for ResNets and VGGs, not for {name}; give a ViT its sizes in model.backbone_options "
-            "(img_size, patch_size)"
+            f"model.stem: small is for ResNets and VGGs, not for {name}; give a ViT its sizes in "
+            "model.backbone_options (img_size, patch_size)"
         )
 
 
@@ -148,7 +148,7 @@ class _Scale(nn.Module):
 
 
 def normalise_spectrum(module: nn.Module, factor: float = 1.0) -> None:
-    """Spectral normalisation of every convolution and dense layer in a module; `factor` is their Lipschitz constant."""
+    """Spectral normalisation of every convolution and dense layer; `factor` becomes their largest singular value."""
     from torch.nn.utils import parametrizations, parametrize
 
     for layer in [layer for layer in module.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]:

@@ -109,6 +109,7 @@ class ImageBackend:
         self.settings = classifier.config
         self.num_choices: int = self.settings.num_classes
         self.class_names = self.settings.class_names
+        self.table_facts = {"class_names": list(self.class_names)}
         self.has_head = classifier.method_head is not None
         self.transform = _transform_of(self.settings)
         self.train_transform = train_transform or self.transform
@@ -235,7 +236,7 @@ class ImageBackend:
 
     def encode(self, items: Sequence[ImageItem]) -> list[dict[str, Any]]:
         """Items → rows for `collate`."""
-        common = {"num_options": self.num_choices, "length": 0}
+        common = {"num_options": self.num_choices, "length": 0, "own_options": False}
         return [
             {"pixel_values": self.transform(item.image), "labels": item.label, "row": i, **common}
             for i, item in enumerate(items)

@@ -65,7 +65,7 @@ def read(name: str, split: str) -> Split:
     if split == "test":
         return found.take(test)
     found = found.take(train)
-    train, validation = divide(found.labels, _VALIDATION, "stratified", 0, found.ids)
+    train, validation = divide(found.labels, _VALIDATION, "stratified", 0)
     return found.take(validation if split == "validation" else train)
 
 

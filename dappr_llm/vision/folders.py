@@ -89,21 +89,22 @@ def _tree(base: Path, root: Path, classes: list[str], complete: bool) -> Split |
             if name not in numbers:
                 raise UserError(f"{base / name}: a class that training does not have; it has {_few(classes)}")
             inside, others = _files(base / name)
-            if complete and not inside:
-                raise UserError(f"{base / name}: a class without images; add some, or remove the folder")
             files += inside
             skipped += others
             found += [numbers[name]] * len(inside)
         labels = np.array(found, dtype=np.int64)
+        empty = sorted(set(names) - {classes[i] for i in found})
+        if complete and files and empty:
+            raise UserError(f"{base / empty[0]}: a class without images; add some, or remove the folder")
     if skipped:
         logger.warning(f"{base}: {skipped} files that are no images were passed over")
     if not files:
         return None
-    ids = [path.relative_to(root).as_posix() for path in files]
+    ids = [path[len(str(root)) :].lstrip(os.sep).replace(os.sep, "/") for path in files]
     return Split(FileImages(files), labels, ids, classes if names else None, str(base))
 
 
-def _files(folder: Path) -> tuple[list[Path], int]:
+def _files(folder: Path) -> tuple[list[str], int]:
     """Images below a folder in alphabetical order, and how many other files there are."""
     images, others = [], 0
     for here, _, files in os.walk(folder, followlinks=True):
@@ -111,7 +112,7 @@ def _files(folder: Path) -> tuple[list[Path], int]:
             if name.startswith("."):
                 continue
             if is_image(name):
-                images.append(Path(here) / name)
+                images.append(os.path.join(here, name))
             else:
                 others += 1
     return sorted(images), others
@@ -157,7 +158,9 @@ def _listed(folder: Path, names: Iterable[str], labels: Iterable[int], source: P
     base = next((base for base in bases if names and (base / names[0]).is_file()), None)
     if base is None:
         raise UserError(f"{source}: names {_few(names[:1]) or 'no files'}, which is not under {folder}")
-    return Split(FileImages([base / name for name in names]), np.array(list(labels)), names, None, str(source))
+    return Split(
+        FileImages([os.path.join(base, name) for name in names]), np.array(list(labels)), names, None, str(source)
+    )
 
 
 def read_cub(folder: Path, split: str, task: ImageTask) -> Split | None:

@@ -14,6 +14,7 @@ from ..errors import UserError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+_ORIENTATION = 0x0112
 _WIDE = ("I", "I;16", "I;16B", "I;16L")  # Pillow's modes of more than 8 bits
 
 
@@ -46,6 +47,10 @@ class ArrayImages:
         """Some of the images; the pixels are shared."""
         return ArrayImages(self.pixels, self.name, self.index[indices])
 
+    def joined(self, others: ArrayImages) -> ArrayImages:
+        """These images and others of the same shape."""
+        return ArrayImages(np.concatenate([self.pixels[self.index], others.pixels[others.index]]), self.name)
+
     def batch(self, indices: np.ndarray) -> np.ndarray:
         """uint8 pixels `[B, C, H, W]`."""
         return self.pixels[self.index[indices]]
@@ -59,9 +64,9 @@ class ArrayImages:
 
 
 class FileImages:
-    """Image files, each decoded when it is asked for."""
+    """Image files, each decoded when it is asked for; their paths are kept as text, which a million needs."""
 
-    def __init__(self, paths: Sequence[Path]):
+    def __init__(self, paths: Sequence[str]):
         self.paths = list(paths)
 
     def __len__(self) -> int:
@@ -69,41 +74,66 @@ class FileImages:
 
     def place(self, i: int) -> str:
         """The file."""
-        return str(self.paths[i])
+        return self.paths[i]
 
     def take(self, indices: np.ndarray) -> FileImages:
         """Some of the files."""
         return FileImages([self.paths[i] for i in indices])
 
+    def joined(self, others: FileImages) -> FileImages:
+        """These files and others."""
+        return FileImages(self.paths + others.paths)
+
     def load(self, i: int) -> Image:
         """Image `i`, grey or RGB."""
-        return decode(self.paths[i], self.place(i))
+        return decode(Path(self.paths[i]), self.place(i))
 
 
 class HubImages:
-    """The image column of a `datasets.Dataset`, whose bytes stay on disk until they are asked for."""
+    """
+    The image column of a `datasets.Dataset`, whose bytes stay on disk until they are asked for.
 
-    def __init__(self, dataset: Any, column: str, place: str):
+    Args:
+        dataset (`datasets.Dataset`):
+            The rows.
+        column (`str`):
+            Its image column.
+        place (`str`):
+            How error messages call the source.
+        index (`np.ndarray`, *optional*):
+            The rows that count; by default all of them.
+    """
+
+    def __init__(self, dataset: Any, column: str, place: str, index: np.ndarray | None = None):
         import datasets
 
-        self.dataset, self.column, self.name = dataset, column, place
+        self.dataset, self.column, self.name = dataset.select_columns([column]), column, place
+        self.index = np.arange(len(dataset)) if index is None else index
         if isinstance(dataset.features[column], datasets.Image):
-            self.dataset = dataset.cast_column(column, datasets.Image(decode=False))
+            self.dataset = self.dataset.cast_column(column, datasets.Image(decode=False))
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return len(self.index)
 
     def place(self, i: int) -> str:
         """Dataset, split and row."""
-        return f"{self.name}, row {i}"
+        return f"{self.name}, row {self.index[i]}"
 
     def take(self, indices: np.ndarray) -> HubImages:
         """Some of the rows."""
-        return HubImages(self.dataset.select(indices), self.column, self.name)
+        return HubImages(self.dataset, self.column, self.name, self.index[indices])
+
+    def joined(self, others: HubImages) -> HubImages:
+        """These rows and others, counted on."""
+        import datasets
+
+        both = datasets.concatenate_datasets([self.dataset, others.dataset])
+        index = np.concatenate([self.index, others.index + len(self.dataset)])
+        return HubImages(both, self.column, self.name, index)
 
     def load(self, i: int) -> Image:
         """Image `i`, grey or RGB."""
-        value = self.dataset[int(i)][self.column]
+        value = self.dataset[int(self.index[i])][self.column]
         place = self.place(i)
         if isinstance(value, dict):
             if value.get("bytes") is not None:
@@ -157,7 +187,8 @@ def as_grey_or_rgb(image: Image, place: str) -> Image:
     """
     from PIL import Image, ImageOps
 
-    image = ImageOps.exif_transpose(image)
+    if image.getexif().get(_ORIENTATION, 1) != 1:
+        image = ImageOps.exif_transpose(image)
     if image.mode in ("L", "RGB"):
         return image
     if image.mode == "1":

@@ -226,14 +226,18 @@ class ImageClassifier(PreTrainedModel):
             where (`str`):
                 Its file, for messages.
             head (`bool`, *optional*, defaults to `True`):
-                Whether the method's head must be among them; another method starts with its own.
+                Whether the method's head must be among them; another method starts with its own, and may have no
+                linear classifier or be the first to have one.
         """
-        kept = dict(weights) if head else {k: v for k, v in weights.items() if not k.startswith("method_head.")}
+        own = () if head else ("method_head.",)
+        if not head and (self.classifier is None) == any(key.startswith("classifier.") for key in weights):
+            own = (*own, "classifier.")
+        kept = {key: value for key, value in weights.items() if not key.startswith(own)}
         try:
             missing, unexpected = self.load_state_dict(kept, strict=False)
         except RuntimeError as error:
             raise UserError(f"{where} does not fit this model: {str(error).splitlines()[-1].strip()}") from None
-        missing = [key for key in missing if head or not key.startswith("method_head.")]
+        missing = [key for key in missing if not key.startswith(own)]
         if missing or unexpected:
             problem = f"lacks {missing[0]}" if missing else f"also holds {unexpected[0]}"
             raise UserError(f"{where} does not fit this model: it {problem}")

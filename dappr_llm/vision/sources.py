@@ -166,19 +166,15 @@ def dataset_split(dataset: Any, split: str, task: ImageTask, place: str) -> Spli
     for key, value in task.where.items():
         if key not in dataset.column_names:
             raise UserError(f"{place}: no column {key!r}; it has {', '.join(dataset.column_names)}")
-        column_values = np.asarray(dataset[key][:]).astype(str)
-        rows = rows[column_values[rows] == str(value)]
-    if len(rows) < len(dataset):
-        dataset = dataset.select(rows)
+        values_of = dataset.select_columns([key]).with_format("numpy")[:][key]  # a million rows: no Python lists
+        rows = rows[values_of[rows].astype(str) == str(value)]
     name = next((key for key in (task.label, *_LABELS) if key in dataset.column_names), None)
     names = None
-    if name is None:
-        labels: np.ndarray = np.full(len(dataset), -1, dtype=np.int64)
-    else:
-        feature = dataset.features[name]
+    labels: np.ndarray = np.full(len(dataset), -1, dtype=np.int64)
+    if name is not None:
         values = [(-1 if value is None else value) for value in dataset[name][:]]
-        if isinstance(feature, datasets.ClassLabel):
-            names = list(feature.names)
+        if isinstance(dataset.features[name], datasets.ClassLabel):
+            names = list(dataset.features[name].names)
         if any(isinstance(value, str) for value in values):
             labels = np.array([str(value) for value in values])
         else:
@@ -186,7 +182,8 @@ def dataset_split(dataset: Any, split: str, task: ImageTask, place: str) -> Spli
                 labels = np.array(values, dtype=np.int64)
             except (TypeError, ValueError):
                 raise UserError(f"{place}: the column {name!r} holds neither class numbers nor names") from None
-    return Split(HubImages(dataset, column, place), labels, [f"{split}-{i}" for i in rows], names, place)
+    ids = [f"{split}-{i}" for i in rows]
+    return Split(HubImages(dataset, column, place, rows), labels[rows], ids, names, place)
 
 
 def _image_column(dataset: Any, task: ImageTask, place: str) -> str:

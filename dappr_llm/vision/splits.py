@@ -57,7 +57,19 @@ class Split:
         return Split(self.images.take(indices), self.labels[indices], ids, self.class_names, self.place)
 
 
-def divide(labels: np.ndarray, fraction: float, rule: str, seed: int, ids: list[str]) -> tuple[np.ndarray, np.ndarray]:
+def joined(parts: list[Split]) -> Split:
+    """The rows of several splits one after the other."""
+    first = parts[0]
+    images: Any = first.images
+    for part in parts[1:]:
+        if part.class_names != first.class_names:
+            raise UserError(f"{part.place}: other classes than {first.place}")
+        images = images.joined(part.images)
+    labels = np.concatenate([part.labels for part in parts])
+    return Split(images, labels, [name for part in parts for name in part.ids], first.class_names, first.place)
+
+
+def divide(labels: np.ndarray, fraction: float, rule: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """
     Positions of the rows to keep and of those to hold out, both in their old order.
 
@@ -65,14 +77,12 @@ def divide(labels: np.ndarray, fraction: float, rule: str, seed: int, ids: list[
         labels (`np.ndarray`):
             Class of each row.
         fraction (`float`):
-            Share to hold out; `int(n · (1 - fraction))` rows are kept, of each class if the rule goes by class.
+            Share to hold out; `int(n · (1 - fraction))` rows are kept.
         rule (`str`):
             `"random"` over all rows, `"stratified"` (random within each class; the total is as for `"random"`), or
-            `"last"` (of each class the last ids in alphabetical order).
+            `"last"` (of each class the last rows, which in a folder are the last in alphabetical order).
         seed (`int`):
             Decides which rows.
-        ids (`list[str]`):
-            Names of the rows.
     """
     count = len(labels)
     held = np.zeros(count, dtype=bool)
@@ -81,11 +91,9 @@ def divide(labels: np.ndarray, fraction: float, rule: str, seed: int, ids: list[
     elif rule == "stratified":
         held[_stratified(labels, count - _kept(count, fraction), shuffled(count, seed, _VALIDATION))] = True
     elif rule == "last":
-        names = np.array(ids)
         for label in np.unique(labels):
             rows = np.flatnonzero(labels == label)
-            rows = rows[np.argsort(names[rows], kind="stable")]
-            held[rows[_kept(len(rows), fraction) :]] = True
+            held[rows[max(1, _kept(len(rows), fraction)) :]] = True
     else:
         raise UserError(f"Unknown validation rule {rule!r}; valid: {', '.join(RULES)}")
     return np.flatnonzero(~held), np.flatnonzero(held)

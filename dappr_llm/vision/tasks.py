@@ -16,8 +16,8 @@ from .catalogue import CORRUPTIONS, FINE, IMAGE_TASKS, IMAGENET_MEAN, IMAGENET_S
 from .folders import has_images
 from .images import in_memory
 from .rows import ImageRows
-from .sources import find_folder, read_file, read_hub, read_local
-from .splits import RULES, Split, check_labels, divide, divide_test, long_tail, sample
+from .sources import SPECIAL, find_folder, read_file, read_hub, read_local
+from .splits import RULES, Split, aliases, check_labels, divide, divide_test, joined, long_tail, sample
 
 __all__ = [
     "CORRUPTIONS", "DATA_ROOT", "IMAGE_TASKS", "SEVERITIES", "ImageRows", "ImageTask", "corruption_tasks",
@@ -28,6 +28,16 @@ DATA_ROOT = "DAPPR_DATA_ROOT"
 _OWN: dict[str, Any] = {**FINE, "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
 _TASK_KEYS = {f.name for f in dataclasses.fields(ImageTask)}
 _FILES = (".npz", ".parquet")
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("name", "path", "config", "image", "label", "layout", "revision"), str),
+    **dict.fromkeys(("num_classes", "channels", "size", "resize"), int),
+    **dict.fromkeys(("validation_fraction", "test_fraction", "imbalance"), (int, float)),
+    **dict.fromkeys(("splits", "where"), Mapping),
+    **dict.fromkeys(("mean", "std", "augment", "class_names", "folders"), tuple),
+}
+_KIND_NAMES: dict[Any, str] = {
+    str: "a text", int: "a whole number", (int, float): "a number", Mapping: "a mapping", tuple: "a list",
+}  # fmt: skip
 
 
 def corruption_tasks(severities: tuple[int, ...] = SEVERITIES) -> list[str]:
@@ -92,6 +102,7 @@ def get_image_task(spec: str | Mapping[str, Any] | ImageTask) -> ImageTask:
     for key in values:
         if key not in _TASK_KEYS:
             raise UserError(f"Unknown key {key!r} in the task description; {nearest(key, _TASK_KEYS | {'task'})}")
+    _check_types(values)
     task = _own(values) if start is None else dataclasses.replace(get_image_task(start), **values)
     _check(task)
     return task
@@ -110,7 +121,7 @@ def _corrupted(spec: str) -> ImageTask:
 
 
 def _own(values: dict[str, Any]) -> ImageTask:
-    path, splits = values.get("path"), dict(values.get("splits") or {})
+    path, splits = values.get("path") or None, dict(values.get("splits") or {})
     if path is None and not splits:
         raise UserError("A task description needs `task` (a name), `path` (a folder, file or Hub id) or `splits`")
     if path is not None and str(path).endswith(_FILES):
@@ -125,9 +136,19 @@ def _own(values: dict[str, Any]) -> ImageTask:
     return ImageTask(**{**defaults, "name": source.stem, **values, "path": path, "splits": splits})
 
 
+def _check_types(values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        if key in _KINDS and value is not None and (isinstance(value, bool) or not isinstance(value, _KINDS[key])):
+            raise UserError(f"{key} in the task description must be {_KIND_NAMES[_KINDS[key]]}, got {value!r}")
+
+
 def _check(task: ImageTask) -> None:
     if task.validation_rule not in RULES:
         raise UserError(f"Unknown validation_rule {task.validation_rule!r}; {nearest(task.validation_rule, RULES)}")
+    if task.num_classes and task.class_names and len(task.class_names) != task.num_classes:
+        raise UserError(f"{len(task.class_names)} class_names for {task.num_classes} classes")
+    if task.layout is not None and task.layout not in SPECIAL:
+        raise UserError(f"Unknown layout {task.layout!r}; {nearest(task.layout, SPECIAL)}")
     for name in ("validation_fraction", "test_fraction"):
         value = getattr(task, name)
         if value is not None and not 0 < value < 1:
@@ -179,23 +200,30 @@ def _divided(task: ImageTask, split: str, root: str | Path | None, seed: int) ->
     if task.whole or split not in ("train", "validation", "test"):
         return _read(task, split, root)
     carved = task.validation_fraction is not None and "validation" not in task.splits
+    tested = set(aliases("validation")) & set(task.splits.values())  # the source's validation rows are our test rows
     if split == "validation" and not carved:
+        if tested and "validation" not in task.splits:
+            raise UserError(
+                f"The validation images of {task.name} are what it is tested on; hold out some training images "
+                "(validation_fraction) or go without (data.validation_split: null)"
+            )
         return _read(task, split, root)
     first = _read(task, "train" if split == "validation" else split, root)
-    if first.undivided:
+    final = first.final and not tested
+    if first.undivided and (first.labels >= 0).any():
         train, test = divide_test(first.labels, task.test_fraction)
         first = first.take(test if split == "test" else train)
-    elif split == "validation" and first.final:
+    elif split == "validation" and final:
         return _read(task, split, root)
     if split == "test":
         return first
     if task.imbalance is not None:
         check_labels(first, task.num_classes, labelled=True)
         first = first.take(long_tail(first.labels, task.num_classes or 0, task.imbalance, seed))
-    if first.final or not carved:
+    if final or not carved:
         return first
     assert task.validation_fraction is not None
-    train, held = divide(first.labels, task.validation_fraction, task.validation_rule, seed, first.ids)
+    train, held = divide(first.labels, task.validation_fraction, task.validation_rule, seed)
     return first.take(held if split == "validation" else train)
 
 
@@ -228,11 +256,18 @@ def _source(task: ImageTask, split: str, root: str | Path | None) -> Split:
         raise UserError(f"Task {task.name!r} has no split {split!r}; it has: {', '.join(task.splits) or 'none'}")
     own = Path(task.path).expanduser()
     if not own.is_dir():
+        if own.is_absolute() or task.path.count("/") > 1 or task.path[0] in ".~":
+            raise UserError(f"{own}: no such folder")
         if not root:
             return read_hub(task, source)
         own = find_folder(root, task)
-    names = [split] if task.whole else ["validation" if source == "valid" else source]
-    found = next((part for name in names if (part := read_local(own, name, task)) is not None), None)
+    source = next((name for name in ("validation", "test") if source in aliases(name)), source)
+    found = read_local(own, source, task)
+    if found is None and "+" in source:
+        parts = [read_local(own, name, task) for name in source.split("+")]
+        found = joined([part for part in parts if part is not None]) if all(parts) else None
+    if found is None and task.whole:
+        found = read_local(own, split, task)
     if found is None:
         raise UserError(f"{own}: no split {split!r} of {task.name} in a layout that is known")
     return found

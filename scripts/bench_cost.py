@@ -1,0 +1,51 @@
+"""
+What each method costs, absolutely and relative to cross-entropy: parameters, memory, seconds per epoch, inference.
+
+    python scripts/bench_cost.py --recipe mnist/dappr --rows 48000
+    python scripts/bench_cost.py --recipe dogs/dappr --batch-size 256 --rows 10800 --methods ce edl dappr
+
+Methods take turns step by step in one process. Memory is what one step keeps for its backward pass (activations), plus
+weights, gradients and Adam's two moments. An ensemble of M costs M times its method.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+
+from dappr_llm.benchmarking import Workload, interleaved
+from dappr_llm.methods import METHODS
+from dappr_llm.recipe import load_recipe
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", default="mnist/dappr")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--rows", type=int, default=48000, help="training rows of an epoch")
+    parser.add_argument("--rounds", type=int, default=10)
+    args = parser.parse_args()
+    recipe = load_recipe(args.recipe, ["model.pretrained=false", "model.dropout=0.5"])
+    names = ["ce", *(name for name in args.methods if name != "ce")]
+    works = {name: Workload(recipe, name, args.batch_size) for name in names}
+    steps = interleaved({name: work.step for name, work in works.items()}, args.rounds)
+    reads = interleaved({name: work.predict for name, work in works.items()}, args.rounds)
+    base: list[float] = []
+    print("| method | parameters (2^20) | memory (MiB) | s / epoch | inference (ms / 1000) | relative to CE |")
+    print("| --- | ---: | ---: | ---: | ---: | --- |")
+    for name, work in works.items():
+        values = [
+            work.parameters / 2**20,
+            (work.saved_bytes() + 16 * work.parameters) / 2**20,
+            float(np.median(steps[name])) * args.rows / args.batch_size,
+            float(np.median(reads[name])) * 1e6 / args.batch_size,
+        ]
+        base = base or values
+        relative = " / ".join(f"{value / first:.2f}" for value, first in zip(values, base, strict=True))
+        print(f"| {name} | {values[0]:.2f} | {values[1]:.1f} | {values[2]:.1f} | {values[3]:.1f} | {relative} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""
+Step time of DAPPr against cross-entropy with the same backbone, taken in turns in one process.
+
+    python scripts/bench_step.py                                    # cifar10: VGG16, batch 64
+    python scripts/bench_step.py --recipe mnist/dappr --rounds 50
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+
+from dappr_llm.benchmarking import Workload, interleaved, median_ratio
+from dappr_llm.recipe import load_recipe
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", default="cifar10/dappr")
+    parser.add_argument("--method", default="dappr")
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=30)
+    args = parser.parse_args()
+    recipe = load_recipe(args.recipe, ["model.pretrained=false"])
+    works = {name: Workload(recipe, name, args.batch_size) for name in (args.method, "ce")}
+    times = interleaved({name: work.step for name, work in works.items()}, args.rounds)
+    for name, values in times.items():
+        print(f"{name:<8} {1000 * np.median(values):8.2f} ms per step of {args.batch_size} (median of {args.rounds})")
+    ratio, low, high = median_ratio(times[args.method], times["ce"])
+    print(f"{args.method} / ce: {ratio:.4f} (95 % {low:.4f} to {high:.4f}), {recipe.model.backbone}")
+
+
+if __name__ == "__main__":
+    main()

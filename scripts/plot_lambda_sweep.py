@@ -1,0 +1,29 @@
+"""
+DAPPr's coefficient against accuracy, confidence AUPR and OOD AUPR, from a sweep's tables.
+
+    dappr sweep cifar10/lambda
+    python scripts/plot_lambda_sweep.py runs/cifar10-lambda --out lambda.png
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from dappr_llm.analysis import lambda_curves, load_runs, plot_curves
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sweep", help="folder of the sweep")
+    parser.add_argument("--out", default="lambda_sweep.png")
+    args = parser.parse_args()
+    curves = lambda_curves(load_runs(args.sweep))
+    for name, curve in curves.items():
+        for weight, found in curve.items():
+            print(f"{name:<11} lambda {weight:<8g} {100 * found.mean:6.2f} ± {100 * found.std:.2f}  ({found.n} seeds)")
+    plot_curves(curves, args.out, "coefficient λ (leftmost: 0)", "fraction")
+    print(args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""
+Reliability curves of all methods of a sweep in one diagram, seeds pooled.
+
+    python scripts/plot_reliability.py runs/mnist-table_cpu --out reliability.png
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from dappr_llm.analysis import load_runs, plot_reliabilities
+from dappr_llm.predictions import PredictionTable
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sweep", help="folder of the sweep")
+    parser.add_argument("--out", default="reliability_methods.png")
+    args = parser.parse_args()
+    tables: dict[str, list[PredictionTable]] = {}
+    for run in load_runs(args.sweep):
+        tables.setdefault(run.row, []).append(run.id_table)
+    plot_reliabilities(tables, args.out)
+    print(args.out)
+
+
+if __name__ == "__main__":
+    main()

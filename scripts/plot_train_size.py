@@ -1,0 +1,30 @@
+"""
+Mean epistemic uncertainty on the test rows against the number of training rows, DAPPr and EDL.
+
+    dappr sweep mnist/train_size --data-root data
+    python scripts/plot_train_size.py runs/mnist-train_size --out train_size.png
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from dappr_llm.analysis import falls, load_runs, plot_curves, size_curves
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sweep", help="folder of the sweep")
+    parser.add_argument("--out", default="train_size.png")
+    args = parser.parse_args()
+    curves = size_curves(load_runs(args.sweep))
+    for method, curve in curves.items():
+        for size, found in curve.items():
+            print(f"{method:<6} {size:6.0f} rows: mean {found.mean:.4f} ± {found.std:.4f}  ({found.n} seeds)")
+        print(f"{method}: {'falls' if falls(curve) else 'does not fall'} with every step of more data")
+    plot_curves(curves, args.out, "training images", "mean epistemic uncertainty, test")
+    print(args.out)
+
+
+if __name__ == "__main__":
+    main()

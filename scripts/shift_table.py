@@ -1,0 +1,54 @@
+"""
+CIFAR-10-C: AUPR of clean against corrupted test images by aleatoric uncertainty, mean over corruptions per severity.
+
+    python scripts/shift_table.py runs/cifar10-table --data-root data --rows ce edl dappr
+    python scripts/shift_table.py runs/cifar10-dappr --severities 1 5 --corruptions fog snow
+
+Every table is saved below the run (`shift/`) and not predicted again.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from dappr_llm.analysis import load_runs, render_shift, shift_table
+from dappr_llm.commands import load_predictor, predict
+from dappr_llm.predictions import PredictionTable
+from dappr_llm.vision.catalogue import CORRUPTIONS, SEVERITIES
+
+
+def tables_of(folder: Path, names: list[str], args: argparse.Namespace) -> dict[str, PredictionTable]:
+    found, predictor = {}, None
+    for name in names:
+        path = folder / "shift" / f"{name.replace('/', '_')}.npz"
+        if not path.is_file():
+            predictor = predictor or load_predictor(str(folder), None, args.batch_size)
+            predict(predictor, name, "test", args.data_root, args.limit, path)
+        found[path.stem] = PredictionTable.load(path)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sweep", help="folder of a sweep on CIFAR-10, or of one run")
+    parser.add_argument("--data-root", help="folder with CIFAR-10-C")
+    parser.add_argument("--rows", nargs="+", help="only these rows of the sweep")
+    parser.add_argument("--corruptions", nargs="+", default=list(CORRUPTIONS), choices=CORRUPTIONS)
+    parser.add_argument("--severities", nargs="+", type=int, default=list(SEVERITIES), choices=SEVERITIES)
+    parser.add_argument("--batch-size", type=int, default=500)
+    parser.add_argument("--limit", type=int, help="use only so many images of each set")
+    args = parser.parse_args()
+    names = [f"cifar10_c/{corruption}/{severity}" for severity in args.severities for corruption in args.corruptions]
+    root, rows = Path(args.sweep), {}
+    for run in load_runs(root):
+        if args.rows and run.row not in args.rows:
+            continue
+        folder = root if (root / "recipe.yaml").is_file() else root / run.row / f"seed{run.seed}"
+        rows[f"{run.row}, seed {run.seed}"] = shift_table(run.id_table, tables_of(folder, names, args))
+    for key in ("aupr", "aupr_epistemic", "accuracy"):
+        print(f"\n{key}\n\n{render_shift(rows, key)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""Image recipes through the command line and the trainer: the bundled digits, a few steps each."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from dappr_llm import DAPPrConfig, DAPPrTrainer, PredictionTable, UncertaintyPipeline, load_checkpoint
+from dappr_llm.cli import main
+from dappr_llm.errors import UserError
+from dappr_llm.methods import METHODS
+from dappr_llm.recipe import list_recipes, load_recipe
+from dappr_llm.vision.tasks import load_image_task
+
+QUICK = [
+    *("--set", "train.max_steps=12", "--set", "train.disable_tqdm=true", "--set", "data.max_test_samples=60"),
+    *("--set", "train.eval_strategy=no", "--set", "train.load_best_model_at_end=false"),
+    *("--set", "train.save_strategy=no", "--set", "train.eval_every_epochs=null"),
+]
+LOGITS_ONLY = [name for name in METHODS if not METHODS[name]().needs]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A finished run on the digits. Copy it before you change it."""
+    folder = tmp_path_factory.mktemp("digits") / "run"
+    assert main(["train", "digits/dappr", *QUICK, "--output-dir", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def run_folder(trained, tmp_path):
+    return shutil.copytree(trained, tmp_path / "copy")
+
+
+def test_training_writes_what_a_run_of_text_writes(trained):
+    names = {path.name for path in trained.iterdir()}
+    assert {
+        "config.json", "model.safetensors", "uncertainty_config.json", "recipe.yaml", "results.json", "README.md",
+        "training_args.json", "trained_rows.json", "predictions", "reliability.png", "alpha0.png",
+    } <= names  # fmt: skip
+    results = json.loads((trained / "results.json").read_text())["results"]
+    assert {"id/conf_aupr", "ood/digits_letters/aupr", "ood/digits_photos/fpr95"} <= set(results)
+    assert "ood/digits_letters/accuracy" not in results, "letters are no digits"
+    assert results["id/n"] == 60
+
+
+def test_a_checkpoint_predicts_as_training_did(trained):
+    run = load_checkpoint(trained)
+    trainer = DAPPrTrainer(run.model, DAPPrConfig("unused", report_to="none"), method=run.method, backend=run.backend)
+    table = PredictionTable.load(trained / "predictions" / "digits-test.npz")
+    again = trainer.predict_table(load_image_task("digits", "test", limit=60), "digits")
+    np.testing.assert_allclose(again.alpha, table.alpha, rtol=1e-5)
+    assert (again.ids == table.ids).all() and (again.labels == table.labels).all() and table.labels.min() >= 0
+    rows = load_image_task("digits", "test", limit=60)
+    out = run.predict([rows.load(0), rows.load(1)])
+    np.testing.assert_allclose(out.probs.numpy(), table.probs[:2], rtol=1e-4)
+
+
+def test_verbs_on_an_image_checkpoint(run_folder, tmp_path, capsys, monkeypatch):
+    path = str(run_folder)
+    table = tmp_path / "letters.npz"
+    assert main(["predict", path, "--task", "digits_letters", "--limit", "20", "--out", str(table)]) == 0
+    found = PredictionTable.load(table)
+    assert len(found) == 20 and (found.labels == -1).all() and found.meta["modality"] == "vision"
+    assert main(["evaluate", path, "--id", "digits", "--ood", "digits_photos", "--limit", "30"]) == 0
+    assert main(["report", path, "--resamples", "20"]) == 0
+    assert (run_folder / "report").is_dir()
+    assert main(["calibrate", path, "--task", "digits", "--max-risk", "0.9"]) == 0
+    answers = tmp_path / "answers.jsonl"
+    assert main(["predict", path, "--task", "digits", "--limit", "7", "--out", str(answers)]) == 0
+    lines = [json.loads(line) for line in answers.read_text().splitlines()]
+    assert len(lines) == 7 and {"label", "correct", "prediction_set"} <= set(lines[0])
+    image = tmp_path / "one.png"
+    load_image_task("digits", "test").load(0).save(image)
+    lines = iter([str(image), "missing.png"])
+
+    def answer(prompt):
+        try:
+            return next(lines)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", answer)
+    capsys.readouterr()
+    from dappr_llm.ask import ask
+
+    assert ask(UncertaintyPipeline.from_pretrained(run_folder), answer) == 1
+    shown = capsys.readouterr().out
+    assert "epistemic" in shown and "missing.png" in shown
+    with pytest.raises(UserError, match="rotate"):
+        from dappr_llm.audit import audit
+
+        audit(path, "digits", "test", None, None, None, 8, None, 10)
+
+
+def test_training_rows_cannot_calibrate(run_folder, capsys):
+    assert main(["calibrate", str(run_folder), "--task", "digits", "--split", "train"]) == 2
+    assert "trained on" in capsys.readouterr().err
+    assert len(json.loads((run_folder / "trained_rows.json").read_text())["sha256_64"]) > 1000
+
+
+def test_the_card_of_an_image_model(run_folder):
+    from dappr_llm.card import render_card
+    from dappr_llm.hub import collect
+
+    text = render_card(run_folder, "user/digits")
+    assert "pipeline_tag: image-classification" in text and 'pipe("image.png")' in text
+    assert "letters" not in text.replace("digits_letters", "").split("## Results")[0]
+    assert {"config.json", "model.safetensors"} <= set(collect(run_folder))
+
+
+@pytest.mark.parametrize("method", LOGITS_ONLY)
+def test_every_method_trains_on_images(method, tmp_path):
+    """Two steps, finite losses; the saved model predicts what the trained one did."""
+    from dappr_llm.run import build, build_args
+
+    overrides = [
+        f"method={{name: {method}}}", f"train.output_dir={tmp_path}", "data.max_train_samples=64",
+        "data.max_validation_samples=32", "train.max_steps=2", "train.disable_tqdm=true", "model.dropout=0.5",
+        "train.eval_strategy=no", "train.load_best_model_at_end=false", "train.save_strategy=no",
+    ]  # fmt: skip
+    recipe = load_recipe("digits/dappr", overrides)
+    args = build_args(recipe)
+    run = build(recipe, args)
+    trainer = DAPPrTrainer(run.model, args, run.train, run.validation, method=run.method, backend=run.backend)
+    trainer.train()
+    assert np.isfinite(trainer.evaluate()["eval_loss"])
+    table = trainer.predict_table(run.validation, "digits")
+    trainer.save_model(str(tmp_path))
+    loaded = load_checkpoint(tmp_path)
+    again = DAPPrTrainer(loaded.model, args, method=loaded.method, backend=loaded.backend)
+    np.testing.assert_allclose(again.predict_table(run.validation, "digits").probs, table.probs, atol=1e-6)
+
+
+def test_another_methods_reading_of_trained_weights(trained, tmp_path):
+    from dappr_llm.run import build, build_args
+
+    overrides = [f"model.adapter={trained}", "method={name: edl}", f"train.output_dir={tmp_path}"]
+    recipe = load_recipe("digits/dappr", overrides)
+    model = build(recipe, build_args(recipe)).model
+    assert torch.equal(model.classifier.weight.cpu(), load_checkpoint(trained, device="cpu").model.classifier.weight)
+    with pytest.raises(UserError, match="model.safetensors"):
+        bad = load_recipe("digits/dappr", [*overrides, f"model.adapter={tmp_path}"])
+        build(bad, build_args(bad))
+
+
+def test_images_without_a_backbone_are_refused():
+    from dappr_llm.run import test_tasks as read_tasks
+
+    with pytest.raises(UserError, match="model.backbone"):
+        read_tasks(load_recipe("digits/dappr", ["model.backbone=null"]))
+
+
+@pytest.mark.parametrize("name", [n for n, _, path in list_recipes() if load_recipe(path).model.backbone])
+def test_the_models_of_all_recipes_can_be_built(name):
+    """Without memory (meta), but with the real classes: backbone, stem, options, dense layers, method."""
+    from dappr_llm.run import build_method
+    from dappr_llm.run_vision import build_model, build_task
+    from dappr_llm.vision.images import ArrayImages
+    from dappr_llm.vision.rows import ImageRows
+
+    recipe = load_recipe(name, ["model.pretrained=false", "model.channels=3"])
+    task = build_task(recipe)
+    pixels = np.zeros((2, task.size, task.size), dtype=np.uint8)
+    rows = ImageRows(ArrayImages(pixels, name), np.zeros(2), ["a", "b"], num_classes=task.num_classes)
+    method = build_method(recipe)
+    with torch.device("meta"):
+        model, backend = build_model(recipe, task, rows, method, recipe.method["name"], 0)
+    assert backend.num_choices == task.num_classes
+    assert model.classifier.out_features == method.num_outputs(task.num_classes)
