@@ -200,7 +200,6 @@ def _cache(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(args: argparse.Namespace) -> int:
-    from .commands import train
     from .recipe import load_recipe
 
     overrides = list(args.set)
@@ -208,7 +207,10 @@ def _train(args: argparse.Namespace) -> int:
     overrides += [f"data.root={args.data_root}"] if args.data_root else []
     if args.launch:
         return cli_scale.launch_train(args, overrides)
-    return 0 if train(load_recipe(args.recipe, overrides), args.resume, args.overwrite) else 130
+    recipe = load_recipe(args.recipe, overrides)
+    from .commands import train  # numpy and more: mistakes in the recipe were answered at once
+
+    return 0 if train(recipe, args.resume, args.overwrite) else 130
 
 
 def _predict(args: argparse.Namespace) -> int:

@@ -13,21 +13,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import UserError
 from ..methods import Method, name_of, served_by
-from ..outputs import Outputs, option_rows, to_device
 from . import embedded
 from .items import LETTERS, Columns, MCQItem, parse_item
-from .packed_read import PackedReading, evaluating, read_packed
+from .packed_read import PackedReading
 from .preparing import prepare_rows
 from .prompt import Prompt, choice_token_ids, tokenize_items
+from .reading import PromptReader, unwrapped
 from .readout import ChoiceReadout
 from .streams import is_stream, prepare_stream, widest
-from .trunk_cache import TrunkCache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,7 +42,7 @@ def check_method(method: Method) -> None:
         )
 
 
-class TextBackend:
+class TextBackend(PromptReader):
     """
     Multiple-choice questions on a causal LM.
 
@@ -105,8 +102,7 @@ class TextBackend:
         self._extra = [list(block) for block in extra_token_ids or ()]
         self.readout = ChoiceReadout(model, ())
         self._read_width(num_choices or 2)
-        self._takes_positions = "position_ids" in inspect.signature(_unwrapped(model).forward).parameters
-        self.trunk: TrunkCache | None = None
+        self._takes_positions = "position_ids" in inspect.signature(unwrapped(model).forward).parameters
         self.packing = PackedReading(packing and self._takes_positions, share_prefix)
 
     def _token_ids(self, width: int) -> list[int]:
@@ -152,73 +148,6 @@ class TextBackend:
             yield
         finally:
             self._read_width(before)
-
-    def read(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Outputs:
-        """One forward pass; logits are `[B, method.num_outputs(width)]` in float32, the answers' with the offset."""
-        if "packed" in inputs and self.packing.works(model, self._padded_rows(model), self._token_ids(2)):
-            logits = self._read_packed(model, inputs["packed"]).float()
-        else:
-            logits = _read_padded(model, inputs).float()
-        if logits.shape[-1] == self.width:
-            return Outputs(logits=logits + self.evidence_offset)
-        answers, rest = logits.split([self.width, logits.shape[-1] - self.width], dim=-1)
-        return Outputs(logits=torch.cat([answers + self.evidence_offset, rest], dim=-1))
-
-    def _read_packed(self, model: nn.Module, plan: Mapping[str, Any]) -> Tensor:
-        if self.trunk is None or "trunk" not in plan:
-            return self.packing.read(model, plan)
-        with self.trunk.feeding(plan["trunk"]):
-            return self.packing.read(model, plan)
-
-    def use_trunk(self, model: nn.Module, folder: str) -> None:
-        """Keep what the frozen lower layers make of each prompt in a folder, and start above them from now on."""
-        if not self.packing.works(model, self._padded_rows(model), self._token_ids(2)):
-            raise UserError("train.trunk_cache: this model cannot be read in packed batches, which the cache needs")
-        self.trunk = TrunkCache(model, folder)
-        a, b = self._token_ids(2)
-        rows = [[a, b, b, a], [a, b, a]]
-        with torch.no_grad(), evaluating(model):
-            batch = to_device(self.collate([{"input_ids": row} for row in rows]), next(model.parameters()).device)
-            whole, started = read_packed(model, batch["packed"]), self._read_packed(model, batch["packed"])
-        if not torch.allclose(whole, started, rtol=1e-3, atol=1e-3 * (1 + whole.abs().max().item())):
-            raise UserError(f"train.trunk_cache: {type(_unwrapped(model)).__name__} does not work from its middle")
-
-    def _padded_rows(self, model: nn.Module) -> Callable[[list[list[int]]], Tensor]:
-        def read(rows: list[list[int]]) -> Tensor:
-            batch = self.collate([{"input_ids": row} for row in rows])
-            return _read_padded(model, to_device(batch, next(model.parameters()).device))
-
-        return read
-
-    def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """
-        Left-padded tensors of prepared rows, and how to compute them without padding (`packed`).
-
-        `option_rows` says which rows offer how many options: known here on the host, so that no step has to wait for
-        the device to tell.
-        """
-        longest = max(len(row["input_ids"]) for row in rows)
-        pad = self.tokenizer.pad_token_id or 0
-        ids = torch.full((len(rows), longest), pad, dtype=torch.long)
-        mask = torch.zeros((len(rows), longest), dtype=torch.long)
-        for i, row in enumerate(rows):
-            tokens = torch.as_tensor(row["input_ids"], dtype=torch.long)
-            ids[i, longest - len(tokens) :] = tokens
-            mask[i, longest - len(tokens) :] = 1
-        batch: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
-        if self._takes_positions:  # a padded row must start at 0, or models with absolute positions see it shifted
-            batch["position_ids"] = (mask.cumsum(-1) - 1).clamp_min(0)
-        for key in ("labels", "num_options", "row"):
-            if key in rows[0]:
-                batch[key] = torch.as_tensor([row[key] for row in rows])
-        if "num_options" in rows[0]:
-            batch["option_rows"] = option_rows([row["num_options"] for row in rows])
-        if self.packing.wanted:
-            tokens = [row["input_ids"] for row in rows]
-            batch["packed"] = self.packing.layout(tokens)
-            if self.trunk is not None:
-                batch["packed"]["trunk"] = self.trunk.states(tokens, batch["packed"])
-        return batch
 
     def prepare(self, dataset: Any, labelled: bool = True, name: str = "dataset") -> Any:
         """
@@ -281,10 +210,6 @@ class TextBackend:
             choices.append(choice)
         return {"question": line, "choices": choices} if line else None
 
-    def row_keys(self, prepared: Any) -> list[bytes]:
-        """What each prepared row says; sorted, rows with the same beginning are neighbours."""
-        return [np.asarray(ids, dtype=">u4").tobytes() for ids in prepared["input_ids"]]
-
     def items(self, rows: Sequence[Mapping[str, Any]], start: int = 0, name: str = "item") -> list[MCQItem]:
         """Raw rows, or items, as parsed items; `start` counts on in names and ids where rows come in portions."""
         return [
@@ -344,15 +269,6 @@ class TextBackend:
 def fingerprint(input_ids: Sequence[int]) -> str:
     """A short hash of one prompt's tokens."""
     return hashlib.sha256(" ".join(map(str, input_ids)).encode()).hexdigest()[:16]
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def _read_padded(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-    model_inputs = {key: inputs[key] for key in ("input_ids", "attention_mask", "position_ids") if key in inputs}
-    return model(**model_inputs, logits_to_keep=1, use_cache=False).logits[:, -1]
 
 
 def _fitting_length(model: nn.Module, max_length: int) -> int:
