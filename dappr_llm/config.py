@@ -114,6 +114,9 @@ class DAPPrConfig(TrainingArguments):
             self.use_cpu = True
             self.dataloader_pin_memory = False  # nothing to pin for; torch would warn at every loader
         super().__post_init__()
+        if self.accelerator_config.dispatch_batches is None:
+            # A batch also holds how it is computed: one process must not make it and cut it up for the others.
+            self.accelerator_config.dispatch_batches = False
         for name in self.report_to if isinstance(self.report_to, list) else [self.report_to]:
             if name in _TRACKERS and all(importlib.util.find_spec(module) is None for module in _TRACKERS[name]):
                 raise UserError(f"train.report_to: {name} needs its package: pip install {_TRACKERS[name][0]}")

@@ -28,14 +28,13 @@ class NonFiniteWatch:
 
     def clear(self) -> None:
         """Begin with the next step."""
-        self.found: list[str] = []
-        self.bad = False
+        self._seen: list[tuple[dict[str, Tensor], Tensor | None, Callable[[Tensor | None], list[str]]]] = []
 
     def see(
         self, terms: Mapping[str, Tensor], rows: Tensor | None, names: Callable[[Tensor | None], list[str]]
-    ) -> bool:
+    ) -> None:
         """
-        Look at the terms of one micro-batch; returns whether all of them are finite.
+        Keep the terms of one micro-batch until the optimizer step; waits for nothing.
 
         Args:
             terms (`Mapping[str, Tensor]`):
@@ -45,27 +44,33 @@ class NonFiniteWatch:
             names (`Callable`):
                 Turns such numbers into ids.
         """
-        good = {key: torch.isfinite(value.detach()) for key, value in terms.items()}
-        # Trainer waits for each step's loss anyway: one more look costs nothing.
-        if bool(torch.stack([value.all() for value in good.values()]).all()):
-            return True
-        self.bad = True
-        bad_rows = ~torch.stack(list(good.values())).all(0)
-        places = bad_rows.nonzero().squeeze(-1)
-        ids = names(None if rows is None else rows[places.to(rows.device)]) or [
-            f"#{int(i)} of its batch" for i in places
-        ]
-        for name, place in zip(ids, places.tolist(), strict=True):
-            values = [f"{key} {terms[key][place].item():g}" for key in terms if not bool(good[key][place])]
-            self.found.append(f"{name} ({', '.join(values)})")
-        return False
+        self._seen.append(({key: value.detach() for key, value in terms.items()}, rows, names))
+
+    @property
+    def bad(self) -> bool:
+        """Whether a row seen since the last step is not finite: the one look at the device in a step."""
+        looks = [torch.isfinite(value).all() for terms, _, _ in self._seen for value in terms.values()]
+        return bool(looks) and not bool(torch.stack(looks).all())
+
+    def _found(self) -> list[str]:
+        found = []
+        for terms, rows, names in self._seen:
+            good = {key: torch.isfinite(value) for key, value in terms.items()}
+            places = (~torch.stack(list(good.values())).all(0)).nonzero().squeeze(-1)
+            if not len(places):
+                continue
+            ids = names(None if rows is None else rows[places.to(rows.device)])
+            for name, place in zip(ids or [f"#{int(i)} of its batch" for i in places], places.tolist(), strict=True):
+                values = [f"{key} {terms[key][place].item():g}" for key in terms if not bool(good[key][place])]
+                found.append(f"{name} ({', '.join(values)})")
+        return found
 
     def report(self, world_size: int, step: int) -> str:
         """What was found, over all processes; every one of them must call it."""
-        found = self.found
+        found = self._found()
         if world_size > 1:
             parts: list[Any] = [None] * world_size
-            torch.distributed.all_gather_object(parts, self.found)
+            torch.distributed.all_gather_object(parts, found)
             found = [text for part in parts for text in part]
         if not found:
             return f"Step {step}: the gradient is not finite although every row's loss is"

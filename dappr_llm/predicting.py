@@ -96,6 +96,8 @@ class PredictingTrainer(PublishingTrainer):
             sets (`Sequence[RowSet]`):
                 The rows, and what their tables are called.
         """
+        if not sets:
+            return []
         prepared = [self.backend.prepare(each.rows, labelled=False, name=each.task or "dataset") for each in sets]
         most = [int(np.max(rows["num_options"])) for rows in prepared]
         asked = [each.meta.get("task_num_choices") or count for each, count in zip(sets, most, strict=True)]
@@ -126,10 +128,12 @@ class PredictingTrainer(PublishingTrainer):
 
     def _run(self, rows: Any, names: str) -> Any:
         compute_metrics, self.compute_metrics = self.compute_metrics, None
+        loader = self._loader(rows)
+        if type(loader) is DataLoader:
+            # accelerate does not know this loader: it would drop rows as repeats by the size of the last one it knew.
+            self.gather_function = self.accelerator.gather
         try:
-            loop = self.evaluation_loop(
-                self._loader(rows), description=f"Prediction {names}", prediction_loss_only=False
-            )
+            loop = self.evaluation_loop(loader, description=f"Prediction {names}", prediction_loss_only=False)
         finally:
             self.compute_metrics = compute_metrics
             # A finished bar must not swallow the next one.

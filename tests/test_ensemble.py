@@ -138,6 +138,7 @@ def test_zero_epochs_test_the_starting_adapter_with_another_method(runs, recipe,
     config = read(f"{folder}/adapter_config.json")
     config["lora_dropout"] = 0.3
     Path(folder, "adapter_config.json").write_text(json.dumps(config))
+    Path(folder, "manifest.json").unlink()  # changed on purpose
     assert main(["train", str(recipe), "--output-dir", str(out), *options, "--resume"]) == 0
     (table,) = tables([out])
     assert table.members.shape[0] == 3 and table.epistemic.max() > 0

@@ -83,6 +83,7 @@ def test_stored_scale_rows_are_used(tmp_path, tokenizer, lora, model_folder):
     config = json.loads(path.read_text())
     config["extra_token_ids"] = [[70, 71, 72, 73]]
     path.write_text(json.dumps(config))
+    (tmp_path / "run" / "manifest.json").unlink()  # changed on purpose
     run = load_checkpoint(tmp_path / "run")
     assert run.backend.readout.token_ids[4:] == [70, 71, 72, 73]
     assert run.backend.config()["extra_token_ids"] == [[70, 71, 72, 73]]

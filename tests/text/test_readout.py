@@ -8,7 +8,6 @@ from torch import nn
 
 from dappr_llm.errors import UserError
 from dappr_llm.methods import get_method
-from dappr_llm.methods.base import Method
 from dappr_llm.text.backend import TextBackend
 from dappr_llm.text.readout import ChoiceReadout
 
@@ -149,11 +148,8 @@ def test_dora_on_the_head_falls_back_to_its_own_output(make_model):
 
 
 def test_methods_that_text_cannot_serve_are_refused_by_name(model, tokenizer):
-    class NeedsFeatures(Method):
-        needs = frozenset({"features", "input_grad"})
-
-    with pytest.raises(UserError, match="NeedsFeatures needs features, input_grad"):
-        TextBackend(model, tokenizer, NeedsFeatures(), 4)
+    with pytest.raises(UserError, match="'duq' needs after_step, features, input_grad.*use one of: .*dappr"):
+        TextBackend(model, tokenizer, get_method("duq"), 4)
 
 
 def test_right_padding_is_refused(model, tokenizer):
