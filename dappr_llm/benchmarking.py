@@ -25,22 +25,30 @@ class Workload:
             A name of `METHODS`.
         batch_size (`int`):
             Images per step.
+        rows (`int`, *optional*):
+            Training rows, equally many of each class, for heads whose form depends on them; by default one per class.
     """
 
-    def __init__(self, recipe: Recipe, method: str, batch_size: int):
+    def __init__(self, recipe: Recipe, method: str, batch_size: int, rows: int | None = None):
         from .run_vision import build_model, build_task
         from .vision.images import ArrayImages
         from .vision.rows import ImageRows
 
         task = build_task(recipe)
         classes = task.num_classes or 10
-        pixels = np.zeros((classes, task.size, task.size), dtype=np.uint8)
-        rows = ImageRows(ArrayImages(pixels, "made"), np.arange(classes), [str(i) for i in range(classes)])
+        count = max(rows or 0, classes)
+        pixels = np.broadcast_to(np.zeros((), dtype=np.uint8), (count, task.size, task.size))  # takes no memory
+        train = ImageRows(ArrayImages(pixels, "made"), np.arange(count) % classes, [str(i) for i in range(count)])
         self.name, self.method = method, get_method(method)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.model, self.backend = build_model(recipe, task, rows, self.method, method, seed=0)
+        self.model, self.backend = build_model(recipe, task, train, self.method, method, seed=0)
         self.model.to(self.device)
         generator = torch.Generator().manual_seed(0)
+        if "fit_after" in self.method.needs:  # an unfitted head costs nothing
+            labels = torch.arange(4 * classes) % classes
+            self.method.fit_head(
+                self.model.method_head, torch.randn(len(labels), self.model.feature_dim, generator=generator), labels
+            )
         shape = (batch_size, self.model.config.channels, task.size, task.size)
         self.pixels = torch.rand(shape, generator=generator).to(self.device)
         self.labels = torch.randint(classes, (batch_size,), generator=generator).to(self.device)

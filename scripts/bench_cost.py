@@ -4,8 +4,10 @@ What each method costs, absolutely and relative to cross-entropy: parameters, me
     python scripts/bench_cost.py --recipe mnist/dappr --rows 48000
     python scripts/bench_cost.py --recipe dogs/dappr --batch-size 256 --rows 10800 --methods ce edl dappr
 
-Methods take turns step by step in one process. Memory is what one step keeps for its backward pass (activations), plus
-weights, gradients and Adam's two moments. An ensemble of M costs M times its method.
+Methods take turns step by step in one process, each with its default options. DUQ's step is differentiated twice,
+prior networks' steps hold as many auxiliary images again, and a head that is fitted after training is fitted before it
+predicts. Memory is what one step keeps for its backward pass (activations), plus weights, gradients and Adam's two
+moments. An ensemble of M costs M times its method.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ def main() -> None:
     args = parser.parse_args()
     recipe = load_recipe(args.recipe, ["model.pretrained=false", "model.dropout=0.5"])
     names = ["ce", *(name for name in args.methods if name != "ce")]
-    works = {name: Workload(recipe, name, args.batch_size) for name in names}
+    works = {name: Workload(recipe, name, args.batch_size, args.rows) for name in names}
     steps = interleaved({name: work.step for name, work in works.items()}, args.rounds)
     reads = interleaved({name: work.predict for name, work in works.items()}, args.rounds)
     base: list[float] = []

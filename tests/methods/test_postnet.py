@@ -126,8 +126,8 @@ def test_evidence_out_of_bounds_can_come_back():
 
 @pytest.mark.parametrize(
     "epoch, epochs, flow_only",
-    [(0, 100, True), (2.99, 100, True), (3, 100, False), (89.9, 100, False), (90, 100, True), (99.9, 100, True),
-     (100, 100, False), (0, 10, True), (1, 10, False), (9, 10, True), (0.05, 1, True), (0.5, 1, False)],
+    [(0, 100, True), (2.99, 100, True), (3, 100, False), (99.9, 100, False), (100, 100, False),
+     (0, 10, True), (1, 10, False), (0.05, 1, True), (0.5, 1, False)],
 )  # fmt: skip
 def test_natpn_phases(epoch, epochs, flow_only):
     method, progress = get_method("natpn"), Progress(epoch, epochs)
@@ -141,6 +141,33 @@ def test_natpn_phases(epoch, epochs, flow_only):
     every = dict(head.named_parameters())
     assert moved == {name for name in every if not flow_only or name.startswith("flow.")}
     assert all(p.grad is not None for p in head.parameters())  # distributed backward passes wait for each
+
+
+def test_natpn_flow_is_fitted_to_final_features_and_nothing_else_moves():
+    """Two far groups of features: at the start the gap between them has more density than they, afterwards less."""
+    torch.manual_seed(0)
+    method = get_method("natpn", latent_dim=4, flow_finetune_steps=300)
+    head = method.build_head(HeadInfo(2, 8)).eval()
+    features = torch.randn(400, 8)
+    with torch.no_grad():
+        shift = 3 * torch.nn.functional.normalize(
+            torch.linalg.lstsq(head.latent.weight, torch.ones(4)).solution, dim=0
+        )
+        labels = torch.arange(400) % 2
+        features = 0.3 * features + 4 * shift * (2 * labels - 1).unsqueeze(-1)
+    before = {name: value.clone() for name, value in head.state_dict().items()}
+
+    def gap():
+        with torch.no_grad():
+            own, between = (head(features=f)["log_density"].mean() for f in (features, 0.3 * torch.randn(200, 8)))
+        return own - between
+
+    assert gap() < 0
+    method.fit_head(head, features, labels)
+    assert gap() > 0
+    changed = {name for name, value in head.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed and all(name.startswith("flow.") for name in changed)
+    assert all(p.grad is None for p in head.parameters())
 
 
 def test_postnet_needs_a_row_of_every_class():

@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from dappr_llm import DAPPrConfig, DAPPrTrainer, PredictionTable, UncertaintyPipeline, load_checkpoint
+from dappr_llm.auxiliary import check_auxiliary
 from dappr_llm.cli import main
 from dappr_llm.errors import UserError
+from dappr_llm.heads import check_arguments
 from dappr_llm.methods import METHODS
 from dappr_llm.recipe import list_recipes, load_recipe
+from dappr_llm.sweep import load_table
 from dappr_llm.vision.tasks import load_image_task
 
 QUICK = [
@@ -173,17 +176,37 @@ def test_every_benchmark_has_its_recipes():
 @pytest.mark.parametrize("name", [n for n in IMAGE_RECIPES if n.endswith(("/mc_dropout", "/ib_edl"))])
 def test_the_models_of_all_recipes_can_be_built(name):
     """Without memory (meta), but with the real classes: backbone, stem, options, dense layers, method."""
-    from dappr_llm.run import build_method
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    from dappr_llm.run import build_args, build_method
     from dappr_llm.run_vision import build_model, build_task
     from dappr_llm.vision.images import ArrayImages
     from dappr_llm.vision.rows import ImageRows
 
     recipe = load_recipe(name, ["model.pretrained=false", "model.channels=3"])
     task = build_task(recipe)
-    pixels = np.zeros((2, task.size, task.size), dtype=np.uint8)
-    rows = ImageRows(ArrayImages(pixels, name), np.zeros(2), ["a", "b"], num_classes=task.num_classes)
+    classes = task.num_classes or 10
+    pixels = np.zeros((classes, task.size, task.size), dtype=np.uint8)
+    rows = ImageRows(ArrayImages(pixels, name), np.arange(classes), [str(i) for i in range(classes)])
     method = build_method(recipe)
     with torch.device("meta"):
         model, backend = build_model(recipe, task, rows, method, recipe.method["name"], 0)
     assert backend.num_choices == task.num_classes
-    assert model.classifier.out_features == method.num_outputs(task.num_classes)
+    outputs = model.classifier.out_features if model.classifier is not None else 0
+    assert outputs == method.num_outputs(task.num_classes)
+    check_auxiliary(method, name, recipe.data.auxiliary is not None)
+    args = build_args(recipe)  # unknown training arguments, and such as forbid the method's loss
+    check_arguments(method, args)
+    # A head with batch statistics must not meet a batch of one row.
+    normalised = model.method_head is not None and any(isinstance(m, _BatchNorm) for m in model.method_head.modules())
+    assert args.dataloader_drop_last or not normalised
+
+
+@pytest.mark.parametrize("folder", ["mnist", "cifar10", "cub", "dogs", "tinyimagenet"])
+def test_tables_hold_every_method_of_the_paper(folder):
+    found = {load_recipe(row.recipe).method["name"] for row in load_table(f"{folder}/table").rows}
+    assert found == set(METHODS) - {"ib_edl", "edl_spurious", "dappr_no_reg", "dappr_kl"}
+
+
+def test_the_cpu_table_holds_every_method():
+    assert {load_recipe(row.recipe).method["name"] for row in load_table("mnist/rivals_cpu").rows} == set(METHODS)
