@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from .outputs import Prediction
     from .text.backend import TextBackend
     from .text.prompt import Prompt
-    from .text.tasks import MCQTask
 
 _PEFT_DEFAULTS = {"task_type": "CAUSAL_LM"}
 
@@ -155,23 +154,22 @@ def load_auxiliary(recipe: Recipe, method: Method) -> Dataset | None:
     return load_task(task, data.auxiliary_split, data.root, labelled=False)
 
 
-def test_tasks(recipe: Recipe) -> tuple[tuple[str, Dataset, MCQTask] | None, list[tuple[str, Dataset, MCQTask]]]:
-    """The ID test rows (if there is a test split) and the rows of each OOD task, read before any training."""
-    from .text.tasks import get_task, load_task
+def test_tasks(recipe: Recipe) -> tuple[tuple[str, Any, Any] | None, list[tuple[str, Any, Any]]]:
+    """Split, rows and task of the ID test (if there is a test split) and of each OOD test, before any training."""
+    from .task_kinds import find_task, load_rows
 
-    if run_vision.is_image_recipe(recipe):
-        return run_vision.test_tasks(recipe)
-    data = recipe.data
-    own = get_task(data.train)
+    data, images = recipe.data, run_vision.is_image_recipe(recipe)
+    modality = "vision" if images else "text"
+    own = run_vision.build_task(recipe) if images else find_task(data.train, modality)
     id_rows = None
     if data.test_split:
-        id_rows = (data.test_split, load_split(recipe, data.test_split, data.max_test_samples), own)
-    ood: list[tuple[str, Dataset, MCQTask]] = []
+        id_rows = (data.test_split, load_rows(own, data.test_split, data.root, data.max_test_samples), own)
+    ood: list[tuple[str, Any, Any]] = []
     for spec in data.ood:
-        task = get_task(spec)
+        task = find_task(spec, modality)
         if task.name in [t.name for _, _, t in ood] or task.name == own.name:
             raise UserError(f"{recipe.name}: data.ood names {task.name!r} twice, or it is the training task")
-        rows = load_task(task, data.ood_split, data.root, data.max_test_samples, labelled=False)
+        rows = load_rows(task, data.ood_split, data.root, data.max_test_samples, labelled=False)
         ood.append((data.ood_split, rows, task))
     return id_rows, ood
 

@@ -52,24 +52,6 @@ def build_data(recipe: Recipe, task: ImageTask, seed: int) -> tuple[ImageRows, I
     return train, validation
 
 
-def test_tasks(recipe: Recipe) -> tuple[Any, list[Any]]:
-    """The ID test rows (if there is a test split) and the rows of each OOD task."""
-    from .vision.tasks import get_image_task, load_image_task
-
-    data, own = recipe.data, build_task(recipe)
-    id_rows = None
-    if data.test_split:
-        id_rows = (data.test_split, load_image_task(own, data.test_split, data.root, data.max_test_samples), own)
-    ood: list[Any] = []
-    for spec in data.ood:
-        task = get_image_task(spec)
-        if task.name in [t.name for _, _, t in ood] or task.name == own.name:
-            raise UserError(f"{recipe.name}: data.ood names {task.name!r} twice, or it is the training task")
-        rows = load_image_task(task, data.ood_split, data.root, data.max_test_samples, labelled=False)
-        ood.append((data.ood_split, rows, task))
-    return id_rows, ood
-
-
 def load_auxiliary(recipe: Recipe, method: Method, task: ImageTask, seed: int) -> ImageRows | None:
     """Images of the auxiliary task, or noise of the training images' shape, for a method that learns from them."""
     from .auxiliary import check_auxiliary, check_names
