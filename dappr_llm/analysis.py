@@ -199,6 +199,10 @@ def plot_curves(
         axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
     if log:
         axes.set_xscale("log")
+        # A tick at every point: matplotlib's own run into each other within a decade or two.
+        ticks = sorted({position for curve in curves.values() for position in curve if position > 0})
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
     axes.set(xlabel=xlabel, ylabel=ylabel)
     report._legend_above(axes, ncols=3)
     report._save(figure, path)
