@@ -241,7 +241,7 @@ def finish(
     pictures = _draw(folder, id_table, dict(ood))
     if not quiet:
         say("\n" + report.render_results(results, title, intervals))
-        say(f"\nAdapter, tables and results: {folder}" + (f"\nPictures: {pictures}" if pictures else ""))
+        say(f"\nModel, tables and results: {folder}" + (f"\nPictures: {pictures}" if pictures else ""))
     return results
 
 

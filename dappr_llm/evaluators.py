@@ -6,6 +6,8 @@ unless the published reading is asked for: K/alpha0 grows with K, so an idle fif
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ SLOTS = ("train", "task")
 # Ranked beside the headline score, on matched letters.
 OTHER_SCORES = ("max_prob", "entropy", "mutual_information")
 
+_PAIRED = re.compile(r"^ood/.+/(auroc|aupr|aupr_ood|fpr95)$")
 _SHIFTED = ("accuracy", "nll", "brier", "ece", "ece_floor")
 
 
@@ -160,6 +163,19 @@ def detection_sides(
 def detection_names(suffix: str) -> tuple[str, ...]:
     """The metrics that a results file keeps of a ranking: all for the two headline readings, AUROC for the others."""
     return ("auroc", "aupr", "aupr_ood", "fpr95") if suffix in ("", "_published") else ("auroc",)
+
+
+def one_reading(results: Mapping[str, Any]) -> bool:
+    """
+    Whether the matched and the published reading coincide throughout, so that showing both would say one thing twice.
+
+    So it is where all tasks have as many options as the model was trained on, as image classifiers always do.
+
+    Args:
+        results (`Mapping`): What [`evaluate_tables`] returned or [`load_results`] read.
+    """
+    pairs = [(value, results.get(f"{key}_published", value)) for key, value in results.items() if _PAIRED.search(key)]
+    return all(one == other or (one != one and other != other) for one, other in pairs)
 
 
 def num_letters(table: PredictionTable, name: str) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from . import metrics
 from .errors import UserError
-from .evaluators import num_letters
+from .evaluators import num_letters, one_reading
 from .files import PathLike, atomic_write
 from .predictions import PredictionTable
 from .results import Intervals, load_results, save_results
@@ -46,10 +46,13 @@ _OOD_COLUMNS = (
     (("", "ECE"), "ece", "percent"),
     (("", "n"), "n", "count"),
 )
-_LEGEND = (
-    "matched: both sides read on the training letters; published: each side on its own task's letters; "
-    "NLL, Brier not in %"
+_ONE_READING_COLUMNS = tuple(
+    (("AUROC" if key == "auroc_max_prob" else "", second if key == "auroc_max_prob" else first or second), key, kind)
+    for (first, second), key, kind in _OOD_COLUMNS
+    if not key.endswith("_published")
 )
+_LEGEND = "NLL, Brier not in %"
+_READINGS = "matched: both sides read on the training letters; published: each side on its own task's letters"
 
 
 def render_results(results: dict[str, Any], title: str = "", intervals: Intervals | None = None) -> str:
@@ -74,7 +77,7 @@ def render_results(results: dict[str, Any], title: str = "", intervals: Interval
     floor = results.get("id/ece_floor")
     if floor is not None and not math.isnan(floor):
         blocks.append(f"ECE floor in distribution (what chance alone would show at this size): {100 * floor:.2f}")
-    legend = f"{_LEGEND}\n95 %: bootstrap interval over test items" if intervals else _LEGEND
+    legend = _legend(results) + ("\n95 %: bootstrap interval over test items" if intervals else "")
     return "\n\n".join([*blocks, legend]) + "\n"
 
 
@@ -86,7 +89,7 @@ def render_markdown(results: dict[str, Any], intervals: Intervals | None = None)
         rule = ["---", *["---:"] * (len(names) - 1)]
         lines = [[cell.replace("|", "\\|") for cell in line] for line in (names, rule, *rows)]
         blocks.append("\n".join("| " + " | ".join(line) + " |" for line in lines))
-    return "\n\n".join([*blocks, _LEGEND]) + "\n"
+    return "\n\n".join([*blocks, _legend(results)]) + "\n"
 
 
 def plot_reliability(table: PredictionTable, path: PathLike) -> None:
@@ -235,6 +238,10 @@ def _save(figure: Figure, path: PathLike) -> None:
         figure.savefig(handle, format="png", dpi=200, bbox_inches="tight")
 
 
+def _legend(results: dict[str, Any]) -> str:
+    return _LEGEND if one_reading(results) else f"{_READINGS}; {_LEGEND}"
+
+
 def _tables(
     results: dict[str, Any], intervals: Intervals | None = None
 ) -> list[tuple[tuple[list[str], list[str]], list[list[str]]]]:
@@ -248,7 +255,11 @@ def _tables(
     found = []
     for heading, columns, names in (
         ("", _ID_COLUMNS, [name for name in rows if not name]),
-        ("OOD task", _OOD_COLUMNS, [name for name in rows if name]),
+        (
+            "OOD task",
+            _ONE_READING_COLUMNS if one_reading(results) else _OOD_COLUMNS,
+            [name for name in rows if name],
+        ),
     ):
         if names:
             header = (["", *(lines[0] for lines, _, _ in columns)], [heading, *(lines[1] for lines, _, _ in columns)])

@@ -341,7 +341,7 @@ def test_two_processes_equal_one(recipe, tmp_path):
         timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("Adapter, tables and results") == 1
+    assert done.stdout.count("Model, tables and results") == 1
     for name in ("mine-test.npz", "other-test.npz"):
         one, two = (PredictionTable.load(folder / "predictions" / name) for folder in (single, double))
         assert one.ids.tolist() == two.ids.tolist() and one.labels.tolist() == two.labels.tolist()

@@ -106,6 +106,16 @@ def test_render_markdown_has_equal_columns():
     assert ood_lines[3].startswith("| a\\|b | - |")
 
 
+def test_readings_that_coincide_are_shown_once():
+    same = RESULTS | {"ood/arc_c/auroc_published": 0.352, "ood/arc_c/aupr_published": 0.41}
+    text = render_results(same)
+    assert "published" not in text and "matched" not in text
+    row = next(line for line in text.splitlines() if line.startswith("arc_c"))
+    assert row.split() == ["arc_c", "35.20", "60.40", "41.00", "70.00", "0.900", "10.00", "1172"]
+    assert "| OOD task | AUROC | AUROC max prob | AUPR | accuracy |" in render_markdown(same)
+    assert "published" in render_results(same | {"ood/arc_c/aupr_published": 0.42})
+
+
 def test_results_round_trip_with_nan_as_null(tmp_path):
     path = tmp_path / "out" / "results.json"
     save_results({**RESULTS, "id/extra": np.float32(0.5)}, {"seed": 3, "tasks": ("a",)}, path)

@@ -116,6 +116,19 @@ def test_numbers_are_those_of_the_evaluators(run_folder):
         assert len({line.count("|") for line in lines}) <= 1
 
 
+def test_readings_that_coincide_are_reported_once(run_folder):
+    path = run_folder / "predictions" / "arc_c-test.npz"
+    table = PredictionTable.load(path)
+    table.meta["task_num_choices"] = PredictionTable.load(run_folder / "predictions" / "obqa-test.npz").meta[
+        "num_choices"
+    ]
+    table.save(path)
+    write_report([str(run_folder)], resamples=20)
+    for ending in ("html", "md"):
+        text = (run_folder / "report" / f"report.{ending}").read_text().lower()
+        assert "published" not in text and "matched" not in text and "auroc" in text
+
+
 def test_runs_side_by_side_with_paired_differences(tmp_path, run_folder, capsys):
     other = write_run(tmp_path / "other", seed=0, texts=False)
     stranger = write_run(tmp_path / "stranger", seed=3, texts=False, task="obqa")

@@ -123,19 +123,21 @@ def histogram(run: RunData, evidence: bool) -> Chart | None:
             plot.mark(median, f"median c{i % 7}")
             where = " (in distribution)" if task == run.id_name else ""
             legend.append((f"c{i % 7}", f"{task}{where}: median {median:.3g}, n = {len(values[task])}"))
-    caption = f"All items read on the {letters} training letters. Thin upright lines: medians."
+    unit = "classes" if run.id_table.meta.get("modality") == "vision" else "training letters"
+    caption = f"All items read on the {letters} {unit}. Thin upright lines: medians."
     return Chart(name.capitalize(), plot.render(f"Histograms of {name} by task"), caption, legend)
 
 
 def roc(runs: list[RunData], task: str) -> Chart:
-    """Items in distribution accepted against items of another task accepted, for every run and both readings."""
+    """Items in distribution accepted against items of another task accepted, for every run and reading."""
     from sklearn.metrics import roc_curve
 
     plot = svg.Plot((0, 1), (0, 1), f"{task} accepted, %", f"{runs[0].id_name} accepted, %", percent="xy")
     plot.line([(0, 0), (1, 1)], "line ideal")
     legend = []
+    single = all(run.one_reading for run in runs)
     for i, run in enumerate(runs):
-        for slots, suffix, kind, words in _READINGS:
+        for slots, suffix, kind, words in _READINGS[:1] if single else _READINGS:
             one, other = ood_uncertainties(run.id_table, run.tables[task], run.score, slots)
             score = -np.nan_to_num(np.concatenate([one, other]).astype(np.float64), nan=np.inf, posinf=np.inf)
             ranks = np.unique(score, return_inverse=True)[1]
@@ -144,12 +146,15 @@ def roc(runs: list[RunData], task: str) -> Chart:
             key = f"ood/{task}/auroc{suffix}"
             pair = interval_text(run.intervals.get(key), "percent")
             value = number(run.results[key], "percent")
-            name = f"{run.name}, {words}" if len(runs) > 1 else words
-            legend.append((f"c{i % 7}{kind}", f"{name}: AUROC {value}" + (f" ({pair})" if pair else "")))
-    caption = (
-        "Matched: both sides on the training letters. Published: each task on its own letters, which by itself makes "
-        "tasks with more options look foreign."
-    )
+            name = ", ".join([*([run.name] if len(runs) > 1 else []), *([] if single else [words])])
+            words = f"{name}: AUROC {value}" if name else f"AUROC {value}"
+            legend.append((f"c{i % 7}{kind}", words + (f" ({pair})" if pair else "")))
+    caption = "The surest first, from the left."
+    if not single:
+        caption = (
+            "Matched: both sides on the training letters. Published: each task on its own letters, which by itself "
+            "makes tasks with more options look foreign."
+        )
     return Chart(f"ROC, {task}", plot.render(f"ROC curves of telling {task} apart"), caption, legend)
 
 

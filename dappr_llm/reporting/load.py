@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import checkpoint
 from ..errors import UserError, nearest
-from ..evaluators import evaluate_tables
+from ..evaluators import evaluate_tables, one_reading
 from ..intervals import bootstrap
 from ..predictions import PredictionTable
 from ..questions import Question, load_questions
@@ -50,6 +50,10 @@ class RunData:
     @cached_property
     def results(self) -> dict[str, float]:
         return evaluate_tables(self.id_table, self.ood_tables, self.score)
+
+    @cached_property
+    def one_reading(self) -> bool:
+        return one_reading(self.results)
 
     @cached_property
     def intervals(self) -> Intervals:

@@ -105,12 +105,12 @@ def report_tables(runs: Sequence[RunData]) -> tuple[list[Table], list[Table]]:
     headline = [_answers(runs, "In distribution: " + _id_names(runs), ID_COLUMNS, _ANSWERS_NOTE)]
     more = [_answers(runs, "Calibration and selective prediction", MORE_ID_COLUMNS, _MORE_NOTE)]
     if any(run.ood_tables for run in runs):
-        note = f"Ranked by the {runs[0].score} score. {_DETECTION_NOTE}"
-        headline.append(_per_task(runs, "Out-of-distribution detection", OOD_COLUMNS, note))
+        one = all(run.one_reading for run in runs)
+        note = f"Ranked by the {runs[0].score} score. {'' if one else _READINGS_NOTE}{_DETECTION_NOTE}"
+        headline.append(_per_task(runs, "Out-of-distribution detection", _shown(OOD_COLUMNS, one), note))
         more = [_per_task(runs, "Answers under shift", SHIFT_COLUMNS), *more]
-        more.append(
-            _per_task(runs, "More detection figures", MORE_OOD_COLUMNS, "On matched letters, unless said otherwise.")
-        )
+        matched = "" if one else "On matched letters, unless said otherwise."
+        more.append(_per_task(runs, "More detection figures", _shown(MORE_OOD_COLUMNS, one), matched))
     return headline, [*(_differences(runs) if len(runs) > 1 else ()), *more, _counts(runs)]
 
 
@@ -119,11 +119,23 @@ _ANSWERS_NOTE = (
     "bootstrap over items."
 )
 _MORE_NOTE = "Equal mass: 15 bins of equally many items. MCE: the largest gap of a bin, however few items it holds."
-_DETECTION_NOTE = (
+_READINGS_NOTE = (
     "Matched: both sides on the training letters. Published: each task on its own letters; never compare across the "
-    "two. AUPR: in-distribution items positive. FPR95: share of the other task accepted when 95 % of the "
-    "in-distribution items are."
+    "two. "
 )
+_DETECTION_NOTE = (
+    "AUPR: in-distribution items positive. FPR95: share of the other task accepted when 95 % of the in-distribution "
+    "items are."
+)
+
+
+def _shown(columns: Columns, one_reading: bool) -> Columns:
+    """The columns of both readings, or, where these coincide, of the one."""
+    if not one_reading:
+        return columns
+    return [
+        (head.removesuffix(" matched"), key, kind) for head, key, kind in columns if not key.endswith("_published")
+    ]
 
 
 def _id_names(runs: Sequence[RunData]) -> str:
@@ -175,7 +187,7 @@ def _differences(runs: Sequence[RunData]) -> list[Table]:
             continue
         names = [(f"id/{name}", label, kind) for label, name, kind in ID_COLUMNS if name in _COMPARED]
         for task in run.ood_tables:
-            for name, words in (("auroc", "AUROC matched"), ("auroc_published", "AUROC published")):
+            for words, name, _ in _shown(OOD_COLUMNS[:2], first.one_reading and run.one_reading):
                 names.append((f"ood/{task}/{name}", f"{task}: {words}", "percent"))
         rows = []
         for key, label, kind in names:
