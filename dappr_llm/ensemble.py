@@ -20,9 +20,11 @@ from . import checkpoint, manifest
 from .batching import RowSet
 from .errors import UserError
 from .methods import Method, get_method
-from .outputs import Prediction, from_alpha, from_log_probs
+from .outputs import Outputs, Prediction, from_alpha, from_log_probs
+from .passes import predict_batch
 from .predictions import PredictionTable, combine
 from .run import Run, load_checkpoint
+from .text.members import can_mix, fits, read_members
 
 # Members that differ in one of these read other questions, or other letters.
 _SHARED = ("modality", "base_model", "num_choices", "prompt", "max_length", "letter_token_ids", "extra_token_ids")
@@ -114,15 +116,33 @@ class AdapterEnsemble:
 
     def predict(self, question: str | list[str], choices: list[Any]) -> Prediction:
         """Probabilities and uncertainties of the ensemble; the arguments are those of `Run.predict`."""
-        found = []
-        for member in self.members:
-            with self.member(member):
-                found.append(self.run.predict(question, choices))
+        rows, width = self.run.encoded(question, choices)
+        found = self._together(rows, width) or self._in_turn(rows, width)
         alphas = [out.alpha for out in found if out.alpha is not None]
         if len(alphas) == len(found):
             return from_alpha(torch.stack(alphas, dim=1), self.members[0].method.epistemic_scale)
         probs = torch.cat([out.probs[None] if out.members is None else out.members for out in found])
         return from_log_probs(probs.log().movedim(0, 1))  # [B, M, K]
+
+    def _in_turn(self, rows: list[dict[str, Any]], width: int) -> list[Prediction]:
+        found = []
+        for member in self.members:
+            with self.member(member):
+                found.append(predict_batch(self.run, rows, width))
+        return found
+
+    def _together(self, rows: list[dict[str, Any]], width: int) -> list[Prediction] | None:
+        """All members in one batch; `None` where that is not possible, or would be too large."""
+        adapters = [member.adapter for member in self.members]
+        methods = [member.method for member in self.members]
+        same = all(m.passes == 1 and m.num_outputs(width) == methods[0].num_outputs(width) for m in methods)
+        text = self.run.backend.modality == "text"
+        if not (text and same and fits(rows, len(adapters)) and can_mix(self.run.model, adapters)):
+            return None
+        logits = read_members(self.run.backend, self.run.model, rows, adapters, width)
+        for part, member in zip(logits, self.members, strict=True):
+            part[:, :width] += member.evidence_offset
+        return [m.predict(Outputs(logits=part)) for m, part in zip(methods, logits, strict=True)]
 
     def predictor(self, trainer: Any) -> EnsemblePredictor:
         """Predicts whole datasets; `trainer` is a `DAPPrTrainer` around this ensemble's model and backend."""

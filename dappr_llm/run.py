@@ -50,12 +50,19 @@ class Run:
                 Read more options than letters were trained; otherwise such questions are refused.
         """
         from .passes import predict_batch
+
+        return predict_batch(self, *self.encoded(question, choices, extra_letters))
+
+    def encoded(
+        self, question: Any, choices: list[Any] | None = None, extra_letters: bool = False
+    ) -> tuple[list[dict[str, Any]], int]:
+        """What `predict` gives to the model, as rows for `collate`, and how many choices each offers."""
         from .text.items import Columns, parse_item
 
+        self.model.eval()
         if self.backend.modality == "vision":
-            self.model.eval()
             images = [question] if self.backend.as_row(question, choices) else list(question)
-            return predict_batch(self, self.backend.encode(self.backend.items(images)), self.backend.num_choices)
+            return self.backend.encode(self.backend.items(images)), self.backend.num_choices
         if choices is None:
             raise UserError("A question needs its choices")
         questions, options = ([question], [choices]) if isinstance(question, str) else (question, choices)
@@ -68,8 +75,7 @@ class Run:
                 f"{max(counts)} choices, but only {self.backend.num_choices} letters are trained; offer fewer, or "
                 "pass extra_letters=True to read letters that were never trained"
             )
-        self.model.eval()
-        return predict_batch(self, list(self.backend.prepare(rows, labelled=False)), counts.pop())
+        return list(self.backend.prepare(rows, labelled=False)), counts.pop()
 
 
 def build_method(recipe: Recipe) -> Method:

@@ -1,6 +1,7 @@
 """Ensembles: from saved tables, from runs, and from adapters that share one base model."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,37 @@ def test_one_base_and_many_adapters_equal_separate_models(runs, tmp_path, method
     answer = ensemble.predict([row["question"] for row in rows], [row["choices"] for row in rows])
     np.testing.assert_allclose(answer.probs.numpy(), found.probs, atol=1e-5)
     np.testing.assert_allclose(answer.epistemic.numpy(), found.epistemic, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["{name: dappr}", "{name: ib_edl}"])
+def test_members_side_by_side_equal_members_in_turn(runs, method):
+    """One forward pass for all of them, each with its own adapter (of the head too) and offset."""
+    ensemble = AdapterEnsemble.from_pretrained(runs(0, 1, 2, method=method))
+    ensemble.members[1] = replace(ensemble.members[1], evidence_offset=0.7)
+    model, calls = ensemble.run.model, []
+    assert "member2" in model.get_output_embeddings().lora_A
+    model.get_base_model().register_forward_hook(lambda *_: calls.append(1))
+    for count in (1, 5):
+        rows = make_rows(count, 60)
+        encoded = ensemble.run.encoded([r["question"] for r in rows], [r["choices"] for r in rows])
+        together, turns = ensemble._together(*encoded), ensemble._in_turn(*encoded)
+        for one, other in zip(together, turns, strict=True):
+            assert torch.allclose(one.alpha, other.alpha, atol=1e-4)
+        assert not torch.allclose(together[0].alpha, together[2].alpha, atol=1e-4)
+    calls.clear()
+    ensemble.predict("Which one is a fruit ?", ["plum", "saw", "red", "sky"])
+    assert len(calls) == 1
+
+
+def test_members_take_turns_where_rows_cannot_mix_adapters(runs):
+    ensemble = AdapterEnsemble.from_pretrained(runs(0, 1))
+    many = make_rows(400, 60)
+    encoded = ensemble.run.encoded([r["question"] for r in many], [r["choices"] for r in many])
+    assert ensemble._together(*encoded) is None
+    few = ensemble.run.encoded("Which one is a fruit ?", ["plum", "saw", "red", "sky"])
+    assert ensemble._together(*few) is not None
+    ensemble.run.model.peft_config["member1"].use_dora = True
+    assert ensemble._together(*few) is None
 
 
 def test_memory_grows_by_adapters(runs):

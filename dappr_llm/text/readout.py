@@ -10,7 +10,8 @@ parameters runs outside the model's forward, and half-precision logits, whose sp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ class ChoiceReadout:
     def __init__(self, model: nn.Module, token_ids: Sequence[int]):
         self.token_ids = list(token_ids)
         self._index: tuple[list[int], Tensor] | None = None
+        self._adapters: list[str] | None = None
         head = model.get_output_embeddings()
         if head is None:
             raise TypeError(f"{type(model).__name__} has no output embeddings: a causal language model is needed")
@@ -41,12 +43,21 @@ class ChoiceReadout:
         """Detach from the model, which then returns full-vocabulary logits again."""
         self._handle.remove()
 
+    @contextmanager
+    def mixed(self, adapters: Sequence[str]) -> Iterator[None]:
+        """Rows of a batch belong to these adapters, one name for each, instead of the active one."""
+        self._adapters = list(adapters)
+        try:
+            yield
+        finally:
+            self._adapters = None
+
     def _hook(self, head: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         hidden = args[0]
         ids = self._indices(hidden.device)
         # Autocast would turn the float32 product back into half precision.
         with torch.autocast(hidden.device.type, enabled=False):
-            logits = read_rows(head, hidden.float(), ids)
+            logits = read_rows(head, hidden.float(), ids, self._adapters)
         return output[..., ids].float() if logits is None else logits
 
     def _indices(self, device: torch.device) -> Tensor:
@@ -56,9 +67,9 @@ class ChoiceReadout:
         return self._index[1]
 
 
-def read_rows(head: nn.Module, hidden: Tensor, ids: Tensor) -> Tensor | None:
+def read_rows(head: nn.Module, hidden: Tensor, ids: Tensor, adapters: Sequence[str] | None = None) -> Tensor | None:
     """
-    `hidden @ W[ids].T` in float32, with bias and LoRA updates.
+    `hidden @ W[ids].T` in float32, with bias and LoRA updates: the active adapters', or of each row's own.
 
     Returns `None` for heads whose weights cannot be read row by row (quantised, or adapted in another way than
     by plain LoRA): the caller then takes the columns of the head's own output.
@@ -73,15 +84,24 @@ def read_rows(head: nn.Module, hidden: Tensor, ids: Tensor) -> Tensor | None:
         logits = logits + base.bias[ids].float()
     if base is head or head.merged or head.disable_adapters:
         return logits
-    for name in head.active_adapters:
+    for name in dict.fromkeys(adapters or head.active_adapters):
         if name not in getattr(head, "lora_A", {}):
             continue
         if name in getattr(head, "lora_variant", {}):  # DoRA and others change the product itself
             return None
-        down = head.lora_dropout[name](hidden) @ head.lora_A[name].weight.float().T
-        up = head.lora_B[name]
-        update = down @ up.weight[ids].float().T
-        if up.bias is not None:
-            update = update + up.bias[ids].float()
-        logits = logits + head.scaling[name] * update
+        if adapters is None:
+            logits = logits + _update(head, name, hidden, ids)
+        else:
+            own = [row for row, adapter in enumerate(adapters) if adapter == name]
+            logits[own] += _update(head, name, hidden[own], ids)
     return logits
+
+
+def _update(head: nn.Module, name: str, hidden: Tensor, ids: Tensor) -> Tensor:
+    """What one LoRA adapter adds to the chosen rows of the head."""
+    down = head.lora_dropout[name](hidden) @ head.lora_A[name].weight.float().T
+    up = head.lora_B[name]
+    update = down @ up.weight[ids].float().T
+    if up.bias is not None:
+        update = update + up.bias[ids].float()
+    return head.scaling[name] * update
