@@ -1,4 +1,4 @@
-"""Which rows are predicted together: several sets in one pass, equal rows once, batches by tokens. No torch."""
+"""Rows before they meet a model: which are predicted together, equal ones once, batches by tokens. No torch."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ class RowSet:
     task: str = ""
     split: str = ""
     meta: dict[str, Any] = field(default_factory=dict)
+
+
+def is_stream(dataset: Any) -> bool:
+    """Whether a dataset can only be read from its start; `None` is no dataset."""
+    return hasattr(dataset, "__iter__") and not hasattr(dataset, "__len__")
 
 
 class JoinedRows:

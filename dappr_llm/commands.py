@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from . import checkpoint, manifest, report
-from .batching import RowSet
+from .batching import RowSet, is_stream
 from .errors import UserError
 from .evaluators import evaluate_tables
 from .files import LOCK, folder_lock, remove_leftovers, write_text
@@ -107,7 +107,7 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
 
 
 def _size(rows: Any) -> str:
-    return str(len(rows)) if hasattr(rows, "__len__") else "a stream of"
+    return "a stream of" if is_stream(rows) else str(len(rows))
 
 
 def claim_folder(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) -> bool:

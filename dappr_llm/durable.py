@@ -17,6 +17,7 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import rotate_checkpoints
 
 from . import checkpoint, manifest
+from .batching import is_stream
 from .errors import UserError
 from .methods.base import Progress, Scheduled
 from .nonfinite import NonFiniteWatch
@@ -228,7 +229,7 @@ class DurableTrainer(Trainer):
 
     def check_stream(self, method: Any) -> None:
         """Refuse what a stream cannot do, before anything is trained."""
-        if self.train_dataset is None or hasattr(self.train_dataset, "__len__"):
+        if not is_stream(self.train_dataset):
             return
         if self.args.max_steps <= 0:
             raise UserError("Training from a stream needs train.max_steps, since its length is not known")
@@ -251,7 +252,7 @@ class DurableTrainer(Trainer):
 
     def row_names(self, rows: Tensor | None) -> list[str]:
         """Ids of rows of the training set, given the `row` column of a batch."""
-        if rows is None or not hasattr(self.train_dataset, "__len__"):
+        if rows is None or is_stream(self.train_dataset):
             return []
         ids = getattr(self.train_dataset, "ids", None)
         if ids is not None:  # images: a row itself would have to be decoded

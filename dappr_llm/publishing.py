@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from . import checkpoint, hub
+from .batching import is_stream
 from .durable import DurableTrainer
 from .errors import UserError
 
@@ -74,8 +75,8 @@ class PublishingTrainer(DurableTrainer):
 
     def save_fingerprints(self, folder: Path) -> None:
         """Which rows were trained on, so that calibration can refuse them."""
-        stored = hasattr(self.labelled_rows, "__len__")  # a stream cannot be read twice
-        if stored and self._fingerprints is None:
-            self._fingerprints = self.backend.fingerprints(self.labelled_rows)
+        rows = self.labelled_rows
+        if rows is not None and not is_stream(rows) and self._fingerprints is None:  # a stream is read once
+            self._fingerprints = self.backend.fingerprints(rows)
         if self._fingerprints:
             checkpoint.save_fingerprints(folder, self._fingerprints)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from . import checkpoint
 from .auxiliary import MixedRows, check_auxiliary, split_stats
+from .batching import is_stream
 from .config import DAPPrConfig
 from .errors import UserError
 from .files import write_text
@@ -216,7 +217,7 @@ class DAPPrTrainer(PredictingTrainer):
 
     def progress(self) -> Progress:
         """Where training stands; schedules count whole epochs from 0."""
-        if hasattr(self.train_dataset, "__iter__") and not hasattr(self.train_dataset, "__len__"):
+        if is_stream(self.train_dataset):
             return self.stream_progress()
         epochs = self.state.num_train_epochs or math.ceil(self.args.num_train_epochs)
         return Progress(epoch=self.state.epoch or 0.0, epochs=epochs)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from ..batching import is_stream
 from ..errors import UserError
 from ..methods import Method, name_of, served_by
 from . import embedded
@@ -24,7 +25,7 @@ from .preparing import prepare_rows
 from .prompt import Prompt, choice_token_ids, tokenize_items
 from .reading import PromptReader, unwrapped
 from .readout import ChoiceReadout
-from .streams import is_stream, prepare_stream, widest
+from .streams import prepare_stream, widest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -19,11 +19,6 @@ _PEEK = 200  # rows looked at to learn how many options there are
 _COLUMNS = ("input_ids", "labels", "num_options", "length")
 
 
-def is_stream(dataset: Any) -> bool:
-    """Whether a dataset can only be read from its start."""
-    return hasattr(dataset, "__iter__") and not hasattr(dataset, "__len__")
-
-
 def stream_task(
     task: str | Mapping[str, Any],
     split: str,
