@@ -308,7 +308,8 @@ def predict(
     folder, config = checkpoint.load_sidecar(checkpoints[0], kwargs.get("revision"))
     named = [find_task(task, config["modality"]) for task in tasks]
     sets = [
-        _row_set(load_rows(task, split, root, limit, labelled=False), task, split, Path(folder).name) for task in named
+        _row_set(load_rows(task, split, root, limit, labelled=False, plain=True), task, split, Path(folder).name)
+        for task in named
     ]
     tables = cached_tables(
         sets,

@@ -27,7 +27,13 @@ def find_task(spec: Any, modality: str | None = None) -> Any:
 
 
 def load_rows(
-    task: Any, split: str, root: str | None = None, limit: int | None = None, labelled: bool = True, seed: int = 0
+    task: Any,
+    split: str,
+    root: str | None = None,
+    limit: int | None = None,
+    labelled: bool = True,
+    seed: int = 0,
+    plain: bool = False,
 ) -> Any:
     """
     The rows of one split.
@@ -45,14 +51,16 @@ def load_rows(
             Refuse rows without a label.
         seed (`int`, *optional*, defaults to 0):
             Images: decides which training rows validate.
+        plain (`bool`, *optional*, defaults to `False`):
+            Questions: as `ItemRows` instead of a `Dataset`, for those who may never need one.
     """
     from .vision.tasks import ImageTask, load_image_task
 
     if isinstance(task, ImageTask):
         return load_image_task(task, split, root, limit, labelled, seed)
-    from .text.tasks import load_task
+    from .text.tasks import load_items, load_task
 
-    return load_task(task, split, root, limit, labelled)
+    return (load_items if plain else load_task)(task, split, root, limit, labelled)
 
 
 def iter_items(task: Any, split: str, root: str | None, backend: Any) -> Iterator[Any]:

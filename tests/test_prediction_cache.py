@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -47,6 +49,20 @@ def test_a_second_evaluation_loads_no_model(run_folder, tmp_path, cache, loads):
     assert results[0] == results[1]
     evaluate(run_folder, tmp_path, tmp_path / "c", "--no-cache")
     assert len(loads) == 2
+
+
+def test_a_second_evaluation_imports_nothing_slow(run_folder, tmp_path, cache):
+    """Its time is that of its imports: each of these would cost seconds."""
+    evaluate(run_folder, tmp_path, tmp_path / "a")
+    line = ["evaluate", str(run_folder), "--id", str(tmp_path / "one.jsonl"), "--ood", str(tmp_path / "two.jsonl")]
+    line += ["--out", str(tmp_path / "b"), "--resamples", "20"]
+    code = (
+        f"import sys\nfrom dappr_llm.cli import main\nassert main({line!r}) == 0\n"
+        "slow = {'torch', 'transformers', 'peft', 'datasets', 'pandas', 'sklearn'} & set(sys.modules)\n"
+        "assert not slow, slow\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ})
+    assert done.returncode == 0, done.stderr
 
 
 def test_only_what_is_missing_is_computed(run_folder, tmp_path, cache, loads):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError
 from .items import Columns, parse_item
 from .prompt import tokenize_items
+from .tasks import ItemRows, _as_dataset
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -37,7 +38,9 @@ def prepare_rows(dataset: Any, num_choices: int | None, labelled: bool, name: st
     from datasets import Dataset, disable_progress_bars, enable_progress_bars
     from datasets.utils.logging import is_progress_bar_enabled
 
-    if isinstance(dataset, list):
+    if isinstance(dataset, ItemRows):
+        dataset = dataset.to_dataset()
+    elif isinstance(dataset, list):
         dataset = Dataset.from_list(dataset)
     if "input_ids" in dataset.column_names:
         return _with_defaults(dataset, num_choices)
@@ -88,8 +91,6 @@ def _with_defaults(dataset: Dataset, num_choices: int | None) -> Dataset:
 
 
 def _parse_rows(dataset: Dataset, labelled: bool, name: str) -> Dataset:
-    from .tasks import _as_dataset
-
     items = []
     for number, row in enumerate(dataset):
         item = parse_item(row, Columns(), f"{name}, row {number}", default_id=str(number))

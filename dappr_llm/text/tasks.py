@@ -169,11 +169,34 @@ def load_task(
         labelled (`bool`, *optional*, defaults to `True`):
             Refuse rows without an answer.
     """
+    return load_items(task, split, root, limit, labelled).to_dataset()
+
+
+class ItemRows(list[dict[str, Any]]):
+    """Parsed items that become a `Dataset` only where a model reads them: importing `datasets` takes seconds."""
+
+    column_names = ("id", "question", "options", "label")
+
+    def __getitem__(self, key: Any) -> Any:
+        return [row[key] for row in self] if isinstance(key, str) else super().__getitem__(key)
+
+    def to_dataset(self) -> Dataset:
+        return _as_dataset(self)
+
+
+def load_items(
+    task: str | Mapping[str, Any] | MCQTask,
+    split: str,
+    root: str | Path | None = None,
+    limit: int | None = None,
+    labelled: bool = True,
+) -> ItemRows:
+    """What `load_task` loads, with the same arguments, but not yet as a `Dataset`."""
     task = get_task(task)
     if split not in ("train", "validation", "test") and task.name in everyday.SPLITS:
         raise UserError(f"Task {task.name!r} has no split {split!r}; {nearest(split, everyday.SPLITS[task.name])}")
     places: dict[str, str] = {}
-    items: list[dict[str, Any]] = []
+    items = ItemRows()
     try:
         for place, item in itertools.islice(iter_items(task, split, root), limit):
             if item.id in places:
@@ -186,7 +209,7 @@ def load_task(
         raise UserError(str(error)) from None
     if not items:
         raise UserError(f"Task {task.name!r}, split {split!r}, has no rows")
-    return _as_dataset(items)
+    return items
 
 
 def with_naming(items: Dataset, share: float) -> Dataset:
