@@ -10,6 +10,8 @@ What predicting OpenBookQA, both ARCs and CommonsenseQA costs: the plain way, an
   alone    ours, set by set, in batches of 16
   again    `dappr evaluate` on the same checkpoint for the second time, a whole process from its start to its tables
 
+  members  one question asked of an ensemble, its members in turn or side by side in one batch
+
 Each is read from the same adapter; probabilities must agree to 1e-4. Variants alternate and repeat.
 """
 
@@ -165,6 +167,28 @@ def measure_again(args: Any) -> dict[str, Any]:
     return {"first": took[0], "again": took[1:], "limit": args.again}
 
 
+def measure_ensemble(args: Any) -> dict[str, Any]:
+    """One question asked of several members: in turn, and side by side in one batch."""
+    from dappr_llm import AdapterEnsemble
+
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(args.model, load_rows(args.data_root, 0.01), folder)
+        bench.trainer.save_model(f"{folder}/run")
+        row = bench.sets[0].rows[0]
+        ensemble = AdapterEnsemble.from_pretrained([f"{folder}/run"] * args.members)
+    rows, width = ensemble.run.encoded(row["question"], row["options"])
+    variants = {
+        "in turn": lambda _: ensemble._in_turn(rows, width),
+        "side by side": lambda _: ensemble._together(rows, width),
+    }
+    times = benchlib.rounds(variants, list(range(10)), args.repeats)
+    ratio = benchlib.ratio(times, "side by side", "in turn")
+    table = [[name, 100 * min(values)] for name, values in times.items()]
+    benchlib.show(f"One question, {args.members} members", ["members", "ms"], table)
+    print("\nSide by side / in turn: {:.3f} ({:.3f} to {:.3f})".format(*ratio), flush=True)
+    return {"members": args.members, "seconds": times, "ratio": ratio}
+
+
 def measure_linear(args: Any) -> dict[str, Any]:
     """Seconds against the number of items, for prediction and training, on a model small enough for many."""
     from datasets import concatenate_datasets
@@ -220,6 +244,7 @@ def main() -> None:
     parser.add_argument("--fraction", type=float, default=0.1, help="share of each set (default: 0.1)")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--again", type=int, default=50, help="rows of each task for the second run; 0: all")
+    parser.add_argument("--members", type=int, default=3, help="of an ensemble that is asked one question")
     parser.add_argument("--linear", action="store_true", help="only: how cost grows with the number of items")
     parser.add_argument("--sizes", type=int, nargs="+", default=[100, 300, 1000, 3000, 10_000])
     args = parser.parse_args()
@@ -232,6 +257,7 @@ def main() -> None:
         content["predict"] = measure(args)
         if args.model not in benchlib.RANDOM:  # these are nowhere to be loaded from again
             content["again"] = measure_again(args)
+            content["ensemble"] = measure_ensemble(args)
     benchlib.save(args.json and Path(args.json), content)
 
 
