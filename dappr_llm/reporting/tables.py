@@ -108,7 +108,8 @@ def report_tables(runs: Sequence[RunData]) -> tuple[list[Table], list[Table]]:
         one = all(run.one_reading for run in runs)
         note = f"Ranked by the {runs[0].score} score. {'' if one else _READINGS_NOTE}{_DETECTION_NOTE}"
         headline.append(_per_task(runs, "Out-of-distribution detection", _shown(OOD_COLUMNS, one), note))
-        more = [_per_task(runs, "Answers under shift", SHIFT_COLUMNS), *more]
+        if any(f"ood/{task}/accuracy" in run.results for run in runs for task in run.ood_tables):
+            more = [_per_task(runs, "Answers under shift", SHIFT_COLUMNS), *more]
         matched = "" if one else "On matched letters, unless said otherwise."
         more.append(_per_task(runs, "More detection figures", _shown(MORE_OOD_COLUMNS, one), matched))
     return headline, [*(_differences(runs) if len(runs) > 1 else ()), *more, _counts(runs)]
