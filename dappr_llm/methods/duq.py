@@ -31,7 +31,6 @@ from .dirichlet import one_hot_labels
 
 _CLOSEST = 1e-6  # d below this: log(1 - K) would be infinite
 _START_COUNT = 13.0
-_START_SPREAD = 0.05
 
 
 def kernel_loss(distance: Tensor, target: Tensor) -> Tensor:
@@ -51,12 +50,12 @@ def gradient_penalty(distance: Tensor, inputs: Tensor) -> Tensor:
 class DUQHead(nn.Module):
     """Features → `distance` `[B, K]`; the centroids are buffers."""
 
-    def __init__(self, dim: int, num_classes: int, centroid_dim: int, length_scale: float):
+    def __init__(self, dim: int, num_classes: int, centroid_dim: int, length_scale: float, centroid_std: float = 0.05):
         super().__init__()
         self.length_scale = length_scale
         self.weight = nn.Parameter(torch.randn(centroid_dim, num_classes, dim) * math.sqrt(2 / (num_classes * dim)))
         self.register_buffer("counts", torch.full((num_classes,), _START_COUNT))
-        self.register_buffer("sums", _START_COUNT * _START_SPREAD * torch.randn(num_classes, centroid_dim))
+        self.register_buffer("sums", _START_COUNT * centroid_std * torch.randn(num_classes, centroid_dim))
         self.counts: Tensor
         self.sums: Tensor
 
@@ -90,6 +89,9 @@ class DUQ(Method):
         centroid_dim (`int`, *optional*):
             Dimension m of the centroids; by default that of the features. The weights are m x K x features: choose 32
             for wide features and many classes.
+        centroid_std (`float`, *optional*, defaults to 0.05):
+            How far apart the centroids start. Where nothing normalises the features, near centroids let them collapse
+            into one point at which every kernel is 1/K; 1.0, the original code's value for a small CNN, does not.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"features", "input_grad", "after_step"})
@@ -97,19 +99,22 @@ class DUQ(Method):
     penalty_weight: float = 0.75
     decay: float = 0.999
     centroid_dim: int | None = None
+    centroid_std: float = 0.05
 
     def __post_init__(self) -> None:
         super().__post_init__()
         single_pass(self)
-        if self.length_scale <= 0 or self.penalty_weight < 0 or not 0 <= self.decay < 1:
-            raise UserError("duq: length_scale must be above 0, penalty_weight not negative, decay from 0 to below 1")
+        if self.length_scale <= 0 or self.penalty_weight < 0 or not 0 <= self.decay < 1 or self.centroid_std <= 0:
+            raise UserError(
+                "duq: length_scale and centroid_std must be above 0, penalty_weight not negative, decay from 0 to 1"
+            )
 
     def num_outputs(self, num_classes: int) -> int:
         return 0
 
     def build_head(self, info: HeadInfo) -> nn.Module:
         dim = info.features()
-        return DUQHead(dim, info.num_classes, self.centroid_dim or dim, self.length_scale)
+        return DUQHead(dim, info.num_classes, self.centroid_dim or dim, self.length_scale, self.centroid_std)
 
     def loss(self, out: Outputs, labels: Tensor, progress: Progress) -> dict[str, Tensor]:
         distance = out.of_head("distance")
