@@ -84,6 +84,8 @@ def test_start_values_and_the_size_of_the_centroids():
     assert head.weight.std().item() == pytest.approx((2 / 640) ** 0.5, rel=0.05)
     assert (head.sums / 13).std().item() == pytest.approx(0.05, rel=0.2)
     assert get_method("duq", centroid_dim=5).build_head(HeadInfo(10, 64)).sums.shape == (10, 5)
+    apart = get_method("duq", centroid_std=1.0).build_head(HeadInfo(10, 64))
+    assert (apart.sums / apart.counts.unsqueeze(-1)).std().item() == pytest.approx(1.0, rel=0.1)
 
 
 def test_a_point_on_a_centroid_and_one_far_away_have_finite_gradients():
