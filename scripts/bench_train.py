@@ -129,6 +129,7 @@ def measure(args: Any, model_name: str, task: str, repeats: int) -> dict[str, An
     bench = Bench(model_name, task, args.batches, args.batch_size, args.data_root)
     times = benchlib.rounds(bench.variants(), bench.batches, repeats)
     tokens = sum(len(row["input_ids"]) for prepared, _ in bench.batches for row in prepared)
+    bench.backend.packing.share = True  # the last variant may have switched it off
     packed = sum(bench.backend.collate(prepared)["packed"]["input_ids"].numel() for prepared, _ in bench.batches)
     longest = sum(len(b) * max(len(row["input_ids"]) for row in b) for b, _ in bench.batches)
     flops = 4 * benchlib.trunk_parameters(bench.model)  # per token: forward, and backward to the activations alone
