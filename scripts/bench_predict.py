@@ -225,6 +225,7 @@ def _epoch(bench: Bench, rows: Any) -> None:
         per_device_train_batch_size=16, logging_steps=1000, learning_rate=1e-4,
     )  # fmt: skip
     bench.backend.num_choices = 5
+    bench.backend._read_width(5)
     trainer = DAPPrTrainer(bench.model, args, rows, method=get_method("ce"), backend=bench.backend)
     trainer.train()
 
