@@ -6,7 +6,6 @@ unless the published reading is asked for: K/alpha0 grows with K, so an idle fif
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +21,6 @@ SLOTS = ("train", "task")
 # Ranked beside the headline score, on matched letters.
 OTHER_SCORES = ("max_prob", "entropy", "mutual_information")
 
-_PAIRED = re.compile(r"^ood/.+/(auroc|aupr|aupr_ood|fpr95)$")
 _SHIFTED = ("accuracy", "nll", "brier", "ece", "ece_floor")
 
 
@@ -174,7 +172,8 @@ def one_reading(results: Mapping[str, Any]) -> bool:
     Args:
         results (`Mapping`): What [`evaluate_tables`] returned or [`load_results`] read.
     """
-    pairs = [(value, results.get(f"{key}_published", value)) for key, value in results.items() if _PAIRED.search(key)]
+    published = [key for key in results if key.endswith("_published")]
+    pairs = [(results[key], results.get(key.removesuffix("_published"))) for key in published]
     return all(one == other or (one != one and other != other) for one, other in pairs)
 
 

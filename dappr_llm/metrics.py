@@ -184,13 +184,15 @@ def aupr(positive: np.ndarray, score: np.ndarray) -> float:
         `float`: NaN unless there are both positives and negatives.
     """
     found, false = _let_through(positive, score)
-    return float(np.diff(found, prepend=0) @ (found / (found + false)) / found[-1]) if len(found) else float("nan")
+    if not _has_both(found, false):
+        return float("nan")
+    return float(np.diff(found, prepend=0) @ (found / (found + false)) / found[-1])
 
 
 def auroc(positive: np.ndarray, score: np.ndarray) -> float:
     """Area under the ROC curve, with the arguments and the undefined cases of [`aupr`]."""
     found, false = _let_through(positive, score)
-    if not len(found):
+    if not _has_both(found, false):
         return float("nan")
     new = np.diff(found, prepend=0)  # equal scores count half
     return float(np.diff(false, prepend=0) @ (found - new / 2) / (found[-1] * false[-1]))
@@ -216,19 +218,24 @@ def fpr_at_tpr(positive: np.ndarray, score: np.ndarray, tpr: float = TPR) -> flo
         tpr (`float`, *optional*, defaults to 0.95): The share of positives.
     """
     found, false = _let_through(positive, score)
-    return float(false[np.argmax(found >= (tpr - 1e-12) * found[-1])] / false[-1]) if len(found) else float("nan")
+    if not _has_both(found, false):
+        return float("nan")
+    return float(false[np.argmax(found >= (tpr - 1e-12) * found[-1])] / false[-1])
 
 
 def _let_through(positive: np.ndarray, score: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """
-    Positives and negatives above each threshold, the strictest first; empty unless there are both.
+    Positives and negatives above each threshold, the strictest first.
 
     scikit-learn has these curves, but takes seconds to import: more than a second evaluation takes. The tests compare.
     """
     positive, ranks = _as_ranking(positive, score)
-    if not 0 < positive.sum() < len(positive):
-        return np.empty(0), np.empty(0)
     return np.bincount(ranks, positive)[::-1].cumsum(), np.bincount(ranks, ~positive)[::-1].cumsum()
+
+
+def _has_both(positives: np.ndarray, negatives: np.ndarray) -> bool:
+    """Whether an area is defined: there are positives and negatives."""
+    return len(positives) > 0 and positives[-1] > 0 and negatives[-1] > 0
 
 
 def risk_curve(correct: np.ndarray, uncertainty: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -242,9 +249,8 @@ def risk_curve(correct: np.ndarray, uncertainty: np.ndarray) -> tuple[np.ndarray
     Returns:
         `tuple`: `(coverage, risk)`, one point per threshold: the share answered and the share of it that is wrong.
     """
-    correct, ranks = _as_ranking(correct, -np.asarray(uncertainty, dtype=np.float64))
-    size = np.bincount(ranks)[::-1].cumsum()
-    wrong = np.bincount(ranks, ~correct)[::-1].cumsum()
+    right, wrong = _let_through(correct, -np.asarray(uncertainty, dtype=np.float64))
+    size = right + wrong
     return size / max(len(correct), 1), wrong / size
 
 

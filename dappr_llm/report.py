@@ -46,11 +46,6 @@ _OOD_COLUMNS = (
     (("", "ECE"), "ece", "percent"),
     (("", "n"), "n", "count"),
 )
-_ONE_READING_COLUMNS = tuple(
-    (("AUROC" if key == "auroc_max_prob" else "", second if key == "auroc_max_prob" else first or second), key, kind)
-    for (first, second), key, kind in _OOD_COLUMNS
-    if not key.endswith("_published")
-)
 _LEGEND = "NLL, Brier not in %"
 _READINGS = "matched: both sides read on the training letters; published: each side on its own task's letters"
 
@@ -238,6 +233,17 @@ def _save(figure: Figure, path: PathLike) -> None:
         figure.savefig(handle, format="png", dpi=200, bbox_inches="tight")
 
 
+def _ood_columns(results: dict[str, Any]) -> tuple[tuple[tuple[str, str], str, str], ...]:
+    """The columns of both readings, or, where these coincide, of the one."""
+    if not one_reading(results):
+        return _OOD_COLUMNS
+    return tuple(
+        (("", lines[0]) if lines[1] == "matched" else lines, key, kind)
+        for lines, key, kind in _OOD_COLUMNS
+        if not key.endswith("_published")
+    )
+
+
 def _legend(results: dict[str, Any]) -> str:
     return _LEGEND if one_reading(results) else f"{_READINGS}; {_LEGEND}"
 
@@ -255,11 +261,7 @@ def _tables(
     found = []
     for heading, columns, names in (
         ("", _ID_COLUMNS, [name for name in rows if not name]),
-        (
-            "OOD task",
-            _ONE_READING_COLUMNS if one_reading(results) else _OOD_COLUMNS,
-            [name for name in rows if name],
-        ),
+        ("OOD task", _ood_columns(results), [name for name in rows if name]),
     ):
         if names:
             header = (["", *(lines[0] for lines, _, _ in columns)], [heading, *(lines[1] for lines, _, _ in columns)])

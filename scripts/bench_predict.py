@@ -9,7 +9,6 @@ What predicting OpenBookQA, both ARCs and CommonsenseQA costs: the plain way, an
   ours     `predict_tables`: all sets in one pass, without padding, what prompts share computed once per batch
   alone    ours, set by set, in batches of 16
   again    `dappr evaluate` on the same checkpoint for the second time, a whole process from its start to its tables
-
   members  one question asked of an ensemble, its members in turn or side by side in one batch
 
 Each is read from the same adapter; probabilities must agree to 1e-4. Variants alternate and repeat.

@@ -106,7 +106,7 @@ class DUQ(Method):
         single_pass(self)
         if self.length_scale <= 0 or self.penalty_weight < 0 or not 0 <= self.decay < 1 or self.centroid_std <= 0:
             raise UserError(
-                "duq: length_scale and centroid_std must be above 0, penalty_weight not negative, decay from 0 to 1"
+                "duq: length_scale and centroid_std must be above 0, penalty_weight not negative, 0 <= decay < 1"
             )
 
     def num_outputs(self, num_classes: int) -> int:

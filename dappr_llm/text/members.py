@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..outputs import to_device
+from .reading import read_padded
 
 # Beyond this many tokens batches fill the machine anyway, and packed ones, which members can only read in turn, win.
 _TOKENS = 2048
@@ -51,15 +52,8 @@ def read_members(
         adapters (`Sequence[str]`): PEFT's names of the members.
         width (`int`): How many choices each row offers.
     """
-    batch = backend.collate(rows)
+    batch = to_device(backend.collate([row for _ in adapters for row in rows]), next(model.parameters()).device)
     names = [name for name in adapters for _ in rows]
-    keys = ("input_ids", "attention_mask", "position_ids")
-    inputs = {key: batch[key].repeat(len(adapters), 1) for key in keys if key in batch}
     with backend.reading(width), backend.readout.mixed(names):
-        out = model(
-            **to_device(inputs, next(model.parameters()).device),
-            adapter_names=names,
-            logits_to_keep=1,
-            use_cache=False,
-        )
-    return out.logits[:, -1].float().unflatten(0, (len(adapters), len(rows))).cpu()
+        logits = read_padded(model, batch, adapter_names=names)
+    return logits.float().unflatten(0, (len(adapters), len(rows))).cpu()

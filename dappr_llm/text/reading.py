@@ -33,7 +33,7 @@ class PromptReader:
         if "packed" in inputs and self.packing.works(model, self._padded_rows(model), self._token_ids(2)):
             logits = self._read_packed(model, inputs["packed"]).float()
         else:
-            logits = _read_padded(model, inputs).float()
+            logits = read_padded(model, inputs).float()
         if logits.shape[-1] == self.width:
             return Outputs(logits=logits + self.evidence_offset)
         answers, rest = logits.split([self.width, logits.shape[-1] - self.width], dim=-1)
@@ -95,14 +95,15 @@ class PromptReader:
     def _padded_rows(self, model: nn.Module) -> Callable[[list[list[int]]], Tensor]:
         def read(rows: list[list[int]]) -> Tensor:
             batch = self.collate([{"input_ids": row} for row in rows])
-            return _read_padded(model, to_device(batch, next(model.parameters()).device))
+            return read_padded(model, to_device(batch, next(model.parameters()).device))
 
         return read
 
 
-def _read_padded(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+def read_padded(model: nn.Module, inputs: Mapping[str, Tensor], **kwargs: Any) -> Tensor:
+    """Logits `[B, C]` of a left-padded batch; `kwargs` are the model's own."""
     model_inputs = {key: inputs[key] for key in ("input_ids", "attention_mask", "position_ids") if key in inputs}
-    return model(**model_inputs, logits_to_keep=1, use_cache=False).logits[:, -1]
+    return model(**model_inputs, logits_to_keep=1, use_cache=False, **kwargs).logits[:, -1]
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
