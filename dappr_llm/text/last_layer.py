@@ -1,8 +1,9 @@
 """
-Answers are read at one position per row, so nothing after the last layer's attention needs the others.
+Answers are read at one position per row, so of the others the last layer needs keys and values alone.
 
-The feed-forward block of the last layer, most of that layer's work, is therefore computed for these positions alone.
-It works on each token by itself, so the answers are the same; what stands at other positions is not read by anybody.
+Its queries, what follows its attention, and its feed-forward block, together nine tenths of that layer's work, are
+therefore computed for these positions only. They work on each token by itself, so the answers are the same; what
+stands at other positions is not read by anybody.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from ..errors import UserError
 from .trunk_cache import decoder_layers
 
-_NAME = "mlp"
+_BLOCKS = ("mlp", "self_attn.q_proj", "self_attn.o_proj")  # only the first has to be there
 
 
 class _OnlyAt(nn.Module):
@@ -38,13 +39,13 @@ def find_last_layer(model: nn.Module) -> Any:
         layer = decoder_layers(model)[-1]
     except (UserError, AttributeError):
         return None
-    return layer if isinstance(getattr(layer, _NAME, None), nn.Module) else None
+    return layer if isinstance(getattr(layer, _BLOCKS[0], None), nn.Module) else None
 
 
 @contextmanager
 def only_at(layer: Any, positions: Tensor) -> Iterator[None]:
     """
-    The layer's feed-forward block computes these positions only.
+    The layer's token-wise blocks compute these positions only.
 
     Args:
         layer (`nn.Module`, *optional*):
@@ -56,9 +57,25 @@ def only_at(layer: Any, positions: Tensor) -> Iterator[None]:
     if layer is None or (layer.training and getattr(layer, "gradient_checkpointing", False)):
         yield
         return
-    block = getattr(layer, _NAME)
-    setattr(layer, _NAME, _OnlyAt(block, positions))
+    found = [(owner, name, getattr(owner, name)) for owner, name in _places(layer)]
+    for owner, name, block in found:
+        setattr(owner, name, _OnlyAt(block, positions))
     try:
         yield
     finally:
-        setattr(layer, _NAME, block)
+        for owner, name, block in found:
+            setattr(owner, name, block)
+
+
+def _places(layer: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    for path in _BLOCKS:
+        *above, name = path.split(".")
+        owner = getattr(layer, above[0], None) if above else layer
+        block = getattr(owner, name, None)
+        if isinstance(block, nn.Module) and not _random(block):
+            yield owner, name
+
+
+def _random(block: nn.Module) -> bool:
+    """Blocks with dropout stay whole: with fewer positions all later random numbers would be others."""
+    return any(isinstance(part, nn.Dropout) and part.training and part.p > 0 for part in block.modules())

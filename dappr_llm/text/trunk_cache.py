@@ -243,7 +243,7 @@ def frozen_boundary(model: nn.Module, layers: nn.ModuleList) -> int:
 
 def _flush(cache: weakref.ref[TrunkCache]) -> None:
     found = cache()
-    if found is not None:
+    if found is not None and found.folder.is_dir():  # nothing is kept for a folder that is gone
         found.flush()
 
 

@@ -234,13 +234,34 @@ def test_the_last_block_is_computed_where_answers_are_read(name, tokenizer, lora
     prepared = list(backend.prepare(make_rows(6) + make_rows(1)))
     batch = backend.collate(prepared)
     backend.read(model, batch)
-    block = backend.packing._last_layer.mlp
+    layer = backend.packing._last_layer
+    queries = [layer.self_attn.q_proj, layer.self_attn.o_proj] if name in ("llama", "gemma3") else []
+    blocks = [layer.mlp, *queries]
     seen = []
-    handle = block.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[1]))
+    handles = [
+        block.register_forward_pre_hook(lambda module, args: seen.append((module, args[0].shape[1])))
+        for block in blocks
+    ]
     backend.read(model, batch)
-    handle.remove()
-    assert seen == [6]  # one of the seven prompts is there twice
-    assert backend.packing._last_layer.mlp is block and "_OnlyAt" not in str(model)
+    for handle in handles:
+        handle.remove()
+    assert dict(seen) == dict.fromkeys(blocks, 6)  # one of the seven prompts is there twice
+    assert len(seen) == len(blocks) and layer.mlp is blocks[0] and "_OnlyAt" not in str(model)
+
+
+def test_a_block_with_dropout_stays_whole(tokenizer, lora):
+    lora.lora_dropout = 0.5
+    model = make("llama", lora)
+    backend = backend_of(model, tokenizer)
+    batch = backend.collate(list(backend.prepare(make_rows(6))))
+    backend.read(model, batch)
+    layer, seen = backend.packing._last_layer, []
+    for block in (layer.self_attn.q_proj, layer.self_attn.o_proj):
+        block.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[1]))
+    for mode in (False, True):
+        backend.read(model.train(mode), batch)
+    everything = batch["packed"]["input_ids"].shape[1]
+    assert seen == [6, 6, everything, 6]
 
 
 def test_the_check_leaves_no_trace(tokenizer, lora):
