@@ -1,8 +1,9 @@
 """
-What the frozen-trunk cache saves over a sweep: 4 methods x 2 seeds, LoRA on the top third of the layers.
+What the frozen-trunk cache saves over a sweep: 4 methods x 2 seeds, LoRA on the top layers (a third, or `--top`).
 
     python scripts/bench_sweep.py --data-root data
     python scripts/bench_sweep.py --data-root data --items 512 --test-items 500 --epochs 3
+    python scripts/bench_sweep.py --data-root data --top 5
 
 Every run is built from a recipe, trained, and predicts all four test sets, once with `train.trunk_cache` and once
 without, turn by turn. The cache starts empty: what filling it costs is part of its first run. Everything else (packed
@@ -30,14 +31,13 @@ METHODS = ("ce", "edl", "ib_edl", "dappr")
 def recipe_of(method: str, seed: int, args: Any, folder: str, trunk: str | None) -> Any:
     from dappr_llm.recipe import build_recipe
 
-    top = args.layers - args.layers // 3
     return build_recipe(
         {
             "name": f"{method}-{seed}",
             "model": {"name": args.model},
             "lora": {
                 "r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"],
-                "layers_to_transform": list(range(top, args.layers)),
+                "layers_to_transform": list(range(args.layers - args.top, args.layers)),
             },
             "method": {"name": method},
             "data": {
@@ -53,7 +53,8 @@ def recipe_of(method: str, seed: int, args: Any, folder: str, trunk: str | None)
     )  # fmt: skip
 
 
-def run_one(method: str, seed: int, args: Any, folder: str, trunk: str | None) -> tuple[float, list[np.ndarray]]:
+def run_one(method: str, seed: int, args: Any, folder: str, trunk: str | None) -> tuple[list[float], list[np.ndarray]]:
+    """Seconds of the whole run, of its training and of its prediction; and the probabilities."""
     from dappr_llm import DAPPrTrainer
     from dappr_llm import run as runs
     from dappr_llm.batching import RowSet
@@ -64,23 +65,28 @@ def run_one(method: str, seed: int, args: Any, folder: str, trunk: str | None) -
     own, ood = runs.test_tasks(recipe)
     run = runs.build(recipe, settings)
     trainer = DAPPrTrainer(run.model, settings, run.train, None, method=run.method, backend=run.backend)
+    ready = time.perf_counter()
     trainer.train()
+    trained = time.perf_counter()
     tables = trainer.predict_tables([RowSet(rows, task.name, split) for split, rows, task in (own, *ood)])
     if trainer.backend.trunk is not None:
         trainer.backend.trunk.flush()
-    return time.perf_counter() - start, [table.probs for table in tables]
+    end = time.perf_counter()
+    return [end - start, trained - ready, end - trained], [table.probs for table in tables]
 
 
 def main() -> None:
     parser = benchlib.arguments(__doc__ or "")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--layers", type=int, default=30, help="layers of the model (default: SmolLM2-135M's 30)")
+    parser.add_argument("--top", type=int, help="how many layers train (default: a third)")
     parser.add_argument("--items", type=int, default=128, help="training items (default: 128)")
     parser.add_argument("--test-items", type=int, default=32, help="of each of the four test sets (default: 32)")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     args = parser.parse_args()
+    args.top = args.top or args.layers // 3
     if args.threads:
         torch.set_num_threads(args.threads)
     from transformers.utils import logging
@@ -95,17 +101,20 @@ def main() -> None:
                 apart = max(
                     apart, *(float(np.abs(a - b).max()) for a, b in zip(found[True][1], found[False][1], strict=True))
                 )
-                rows.append(
-                    [f"{method}, seed {seed}", found[False][0], found[True][0], found[True][0] / found[False][0]]
-                )
-    without, cached = (sum(row[column] for row in rows) for column in (1, 2))
-    rows.append(["all", without, cached, cached / without])
+                rows.append([f"{method}, seed {seed}", found[False][0], found[True][0]])
+    totals = [np.sum([row[side] for row in rows], axis=0) for side in (1, 2)]
+    rows.append(["all", *totals])
+    shown = [
+        [name, without[0], cached[0], *(c / w for c, w in zip(cached, without, strict=True))]
+        for name, without, cached in rows
+    ]
     benchlib.show(
-        f"{args.model}: {args.items} training items x {args.epochs} epochs, 4 x {args.test_items} test items",
-        ["run", "without, s", "with the cache, s", "ratio"],
-        rows,
+        f"{args.model}: top {args.top} of {args.layers} layers, {args.items} training items x {args.epochs} epochs, "
+        f"4 x {args.test_items} test items",
+        ["run", "without, s", "with the cache, s", "ratio", "training alone", "prediction alone"],
+        shown,
     )
-    count, top = len(rows) - 1, args.layers // 3
+    count, top = len(shown) - 1, args.top
     bounds = [
         (2 * top + (args.layers - top) / count / args.epochs) / (args.layers + top),
         (top + (args.layers - top) / count) / args.layers,
@@ -114,8 +123,8 @@ def main() -> None:
     print(f"Largest difference of probabilities between the two: {apart:.1e}", flush=True)
     content = {
         "machine": benchlib.machine(),
-        "runs": rows,
-        "ratio": cached / without,
+        "runs": shown,
+        "ratio": shown[-1][3],
         "bounds": bounds,
         "apart": apart,
     }

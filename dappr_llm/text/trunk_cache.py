@@ -19,6 +19,7 @@ import os
 import uuid
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,11 +64,10 @@ class TrunkCache:
         """A hash of all that the states depend on: configuration, embeddings, lower layers, dtype."""
         base = _base(self.model)
         config = {key: value for key, value in base.config.to_dict().items() if not key.startswith("_")}
-        digest = hashlib.sha256(json.dumps([config, self.boundary], sort_keys=True, default=str).encode())
-        for part in (base.get_input_embeddings(), *self.layers[: self.boundary]):
-            for name, value in part.state_dict().items():
-                digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-                digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy())
+        digest = hashlib.blake2b(json.dumps([config, self.boundary], sort_keys=True, default=str).encode())
+        with ThreadPoolExecutor() as pool:  # gigabytes for a large model, and hashing lets other threads run
+            for found in pool.map(_weights_hash, (base.get_input_embeddings(), *self.layers[: self.boundary])):
+                digest.update(found)
         return digest.hexdigest()[:32]
 
     # --- files ----------------------------------------------------------------------------------------------------
@@ -143,18 +143,22 @@ class TrunkCache:
     def _compute(self, missing: Mapping[bytes, Sequence[int]]) -> None:
         rows = [list(row) for row in missing.values()]
         device = next(self.layers[0].parameters()).device
-        # Unshared: every row's states stand together, in its own order.
-        plan = to_device(packing.layout(rows, share=False), device)
+        plan = packing.layout(rows)
         before = [(module, module.training) for module in self.layers[: self.boundary].modules()]
         self.layers[: self.boundary].eval()
         try:
-            states = _run_below(self.model, self.layers, self.boundary, plan)[0].to("cpu", self._dtype)
+            below = _run_below(self.model, self.layers, self.boundary, to_device(plan, device))
         finally:
             for module, training in before:
                 module.training = training
         self.computed += len(rows)
-        for key, part in zip(missing, states.split([len(row) for row in rows]), strict=True):
-            self._pending[key] = part.clone()
+        states = below[0].to("cpu", self._dtype)
+        keys, path = list(missing), states[:0]
+        parts = states.split([end - start for _, start, end in plan["owners"]])
+        for (number, start, end), part in zip(plan["owners"], parts, strict=True):
+            path = torch.cat([path[:start], part])  # what a row shares with the rows before it, and its own
+            if end == len(rows[number]):
+                self._pending[keys[number]] = path
         if len(self._pending) >= _FLUSH_ROWS:
             self.flush()
 
@@ -245,6 +249,14 @@ def _flush(cache: weakref.ref[TrunkCache]) -> None:
     found = cache()
     if found is not None and found.folder.is_dir():  # nothing is kept for a folder that is gone
         found.flush()
+
+
+def _weights_hash(part: nn.Module) -> bytes:
+    digest = hashlib.blake2b()
+    for name, value in part.state_dict().items():
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy())
+    return digest.digest()
 
 
 def _row_key(row: Sequence[int]) -> bytes:

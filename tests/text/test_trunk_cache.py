@@ -8,6 +8,7 @@ from tiny import make_rows
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dappr_llm import DAPPrConfig, DAPPrTrainer, UserError
+from dappr_llm.text import packing
 from dappr_llm.text.trunk_cache import TrunkCache
 
 
@@ -103,6 +104,20 @@ def test_states_survive_a_half_written_file(tmp_path, tokenizer):
     states = again.states(rows, plan)
     again.flush()
     assert torch.equal(again.states(rows, plan), states) and states.shape == (1, 5, 32)  # from disk: the same
+
+
+def test_states_of_rows_with_a_common_beginning_are_each_row_s_own(tmp_path, tokenizer):
+    trainer = build(tmp_path / "a", tokenizer, trunk_cache=str(tmp_path / "trunk"))
+    trainer.model.eval()
+    rows = [[5, 6, 9, 9], [5, 6], [5, 6, 9], [5, 6, 7, 8, 9], [5, 6, 7, 4]]
+
+    def states(cache, rows):
+        return cache.states(rows, packing.layout(rows, share=False))[0].split([len(row) for row in rows])
+
+    together = states(TrunkCache(trainer.model, tmp_path / "one"), rows)
+    alone = TrunkCache(trainer.model, tmp_path / "two")
+    for row, found in zip(rows, together, strict=True):
+        assert torch.allclose(found, states(alone, [row])[0], atol=1e-5)
 
 
 def test_nothing_frozen_is_an_error(tmp_path, tokenizer):
