@@ -147,13 +147,24 @@ def load_sidecar(checkpoint: str | Path, revision: str | None = None) -> tuple[s
     return str(folder), config
 
 
+def check_folders(names: Iterable[str]) -> None:
+    """Refuse what is no checkpoint before anything slow is imported; ids on the Hub and tables are left for later."""
+    for name in names:
+        if not name.endswith(".npz") and (Path(name).is_dir() or not _is_hub_id(name)):
+            load_sidecar(name)
+
+
+def _is_hub_id(name: str) -> bool:
+    return re.fullmatch(HUB_ID, name) is not None and not name.startswith((".", "/"))
+
+
 def local_folder(name: str | Path, revision: str | None = None) -> str:
     """The folder of that name, or of a repository on the Hub, downloaded into its cache."""
     return str(name) if Path(name).is_dir() else _download(str(name), revision)
 
 
 def _download(repo: str, revision: str | None) -> str:
-    if not re.fullmatch(HUB_ID, repo) or repo.startswith((".", "/")):
+    if not _is_hub_id(repo):
         raise UserError(f"{repo}: no such folder (and not a Hub id of the form user/name)")
     from huggingface_hub import snapshot_download
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from . import __version__, cli_scale, cli_serve
+from . import __version__, checkpoint, cli_scale, cli_serve
 from .errors import UserError
 
 _EPILOG = {
@@ -346,6 +346,8 @@ def main(argv: list[str] | None = None) -> int:
     }
     try:
         with _messages():
+            named = getattr(args, "checkpoint", None) or []
+            checkpoint.check_folders([named] if isinstance(named, str) else named)
             return handlers[args.verb](args)
     except UserError as error:
         print(f"dappr: {error}", file=sys.stderr)

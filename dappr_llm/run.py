@@ -146,18 +146,21 @@ def _stream(recipe: Recipe) -> tuple[Any, Dataset | None]:
     return rows, load_split(recipe, data.validation_split, data.max_validation_samples)
 
 
-def load_auxiliary(recipe: Recipe, method: Method) -> Dataset | None:
-    """Rows of the auxiliary task, for a method that learns from them."""
+def load_auxiliary(recipe: Recipe, method: Method, own: Any, seed: int) -> Any:
+    """Rows of the auxiliary task, or images of noise, for a method that learns from them; `own`: the training task."""
     from .auxiliary import check_auxiliary, check_names
-    from .text.tasks import get_task, load_task
+    from .task_kinds import find_task, load_rows
 
-    data = recipe.data
+    data, images = recipe.data, run_vision.is_image_recipe(recipe)
     check_auxiliary(method, recipe.method["name"], data.auxiliary is not None)
     if data.auxiliary is None:
         return None
-    task = get_task(data.auxiliary)
-    check_names(recipe.name, task.name, get_task(data.train).name, [get_task(spec).name for spec in data.ood])
-    return load_task(task, data.auxiliary_split, data.root, labelled=False)
+    if images and run_vision.is_noise(data.auxiliary):
+        return run_vision.noise(recipe, own, seed)
+    modality = "vision" if images else "text"
+    task = find_task(data.auxiliary, modality)
+    check_names(recipe.name, task.name, own.name, [find_task(spec, modality).name for spec in data.ood])
+    return load_rows(task, data.auxiliary_split, data.root, labelled=False, seed=seed)
 
 
 def test_tasks(recipe: Recipe) -> tuple[tuple[str, Any, Any] | None, list[tuple[str, Any, Any]]]:
@@ -201,12 +204,13 @@ def build(recipe: Recipe, args: DAPPrConfig) -> Run:
     method = build_method(recipe)
     if run_vision.is_image_recipe(recipe):
         model, backend, train, validation, task = run_vision.build(recipe, args, method, recipe.method["name"])
-        auxiliary = run_vision.load_auxiliary(recipe, method, task, args.seed)
+        auxiliary = load_auxiliary(recipe, method, task, args.seed)
         return Run(method, model, backend, str(recipe.output_dir), train, validation, auxiliary, {"train": task})
     check_method(method)
     lora = build_lora(recipe)
     train, validation = build_data(recipe)
-    auxiliary = load_auxiliary(recipe, method)
+    task = get_task(recipe.data.train)
+    auxiliary = load_auxiliary(recipe, method, task, args.seed)
     section = recipe.model
     adapter, sidecar = _starting_adapter(section.adapter) if section.adapter else ("", {})
     common = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
@@ -223,8 +227,7 @@ def build(recipe: Recipe, args: DAPPrConfig) -> Run:
         model = lm.add_adapter(model, lora, section.name)
     offset = sidecar.get("evidence_offset", 0.0)
     backend = build_text_backend(model, tokenizer, args, method, section.name, offset)
-    tasks = {"train": get_task(recipe.data.train)}
-    return Run(method, model, backend, str(recipe.output_dir), train, validation, auxiliary, tasks)
+    return Run(method, model, backend, str(recipe.output_dir), train, validation, auxiliary, {"train": task})
 
 
 def _starting_adapter(name: str) -> tuple[str, Mapping[str, Any]]:

@@ -52,21 +52,18 @@ def build_data(recipe: Recipe, task: ImageTask, seed: int) -> tuple[ImageRows, I
     return train, validation
 
 
-def load_auxiliary(recipe: Recipe, method: Method, task: ImageTask, seed: int) -> ImageRows | None:
-    """Images of the auxiliary task, or noise of the training images' shape, for a method that learns from them."""
-    from .auxiliary import check_auxiliary, check_names
-    from .vision.noise import NOISE, noise_rows
-    from .vision.tasks import get_image_task, load_image_task
+def is_noise(auxiliary: Any) -> bool:
+    """Whether `data.auxiliary` asks for noise instead of a task's rows."""
+    from .vision.noise import NOISE
 
-    data = recipe.data
-    check_auxiliary(method, recipe.method["name"], data.auxiliary is not None)
-    if data.auxiliary is None:
-        return None
-    if data.auxiliary == NOISE:
-        return noise_rows(task.channels, recipe.model.image_size or task.resize or task.size, seed)
-    auxiliary = get_image_task(data.auxiliary)
-    check_names(recipe.name, auxiliary.name, task.name, [get_image_task(spec).name for spec in data.ood])
-    return load_image_task(auxiliary, data.auxiliary_split, data.root, labelled=False, seed=seed)
+    return auxiliary == NOISE
+
+
+def noise(recipe: Recipe, task: ImageTask, seed: int) -> ImageRows:
+    """Images of noise in the training images' shape."""
+    from .vision.noise import noise_rows
+
+    return noise_rows(task.channels, recipe.model.image_size or task.resize or task.size, seed)
 
 
 def build(recipe: Recipe, args: DAPPrConfig, method: Method, method_name: str) -> tuple[Any, ...]:

@@ -300,10 +300,11 @@ def test_recipes_are_listed(capsys):
     assert "obqa_mistral7b/dappr" in printed and "quickstart" in printed
 
 
-def test_help_and_import_do_not_import_torch():
+@pytest.mark.parametrize("line", ["--help", "evaluate nowhere --id obqa", "audit nowhere --task obqa", "ask nowhere"])
+def test_help_import_and_wrong_folders_import_nothing_heavy(line):
     code = (
         "import sys, dappr_llm; from dappr_llm.cli import main\n"
-        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        f"try: assert main({line.split()!r}) == 2\nexcept SystemExit: pass\n"
         "heavy = {'torch', 'transformers', 'peft', 'datasets', 'numpy', 'matplotlib'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

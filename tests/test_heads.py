@@ -12,8 +12,7 @@ from dappr_llm import DAPPrConfig, DAPPrTrainer, UserError
 from dappr_llm.auxiliary import MixedRows
 from dappr_llm.heads import collect_features, head_of
 from dappr_llm.methods import METHODS, Progress, get_method
-from dappr_llm.run import build, build_args, load_checkpoint
-from dappr_llm.run_vision import load_auxiliary
+from dappr_llm.run import build, build_args, load_auxiliary, load_checkpoint
 from dappr_llm.vision.backend import ImageBackend
 from dappr_llm.vision.images import ArrayImages
 from dappr_llm.vision.model import ImageClassifier, ImageClassifierConfig

@@ -50,9 +50,10 @@ def test_training_writes_what_a_run_of_text_writes(trained):
     assert results["id/n"] == 60
 
 
-def test_a_checkpoint_predicts_as_training_did(trained):
+def test_a_checkpoint_predicts_as_training_did(trained, tmp_path):
     run = load_checkpoint(trained)
-    trainer = DAPPrTrainer(run.model, DAPPrConfig("unused", report_to="none"), method=run.method, backend=run.backend)
+    args = DAPPrConfig(str(tmp_path), report_to="none")
+    trainer = DAPPrTrainer(run.model, args, method=run.method, backend=run.backend)
     table = PredictionTable.load(trained / "predictions" / "digits-test.npz")
     again = trainer.predict_table(load_image_task("digits", "test", limit=60), "digits")
     np.testing.assert_allclose(again.alpha, table.alpha, rtol=1e-5)
