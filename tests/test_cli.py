@@ -219,15 +219,19 @@ def test_mistakes_in_training(recipe, tmp_path, capsys, arguments, words):
 def test_mistakes_in_prediction_and_evaluation(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
+    (tmp_path / "run").mkdir()
+    sidecar = {"format_version": 1, "modality": "text", "method": {"name": "ce", "options": {}}, "num_choices": 4}
+    (tmp_path / "run" / "uncertainty_config.json").write_text(json.dumps(sidecar))
     (tmp_path / "t.npz").write_bytes(b"not a table")
     cases = [
         (["predict", "folder", "--task", "everyday", "--out", "x.npz"], "folder is not a checkpoint"),
         (["predict", "nowhere", "--task", "everyday", "--out", "x.npz"], "nowhere: no such folder"),
-        (["predict", "folder", "--task", "everyday", "--out", "x.txt"], ".jsonl, .csv, .parquet"),
+        (["predict", "run", "--task", "everyday", "--out", "x.txt"], ".jsonl, .csv, .parquet"),
         (["evaluate", "--id", "obqa"], "'obqa' is not a prediction table"),
         (["evaluate", "--id", "t.npz"], "t.npz"),
         (["evaluate", "--id", "missing.npz"], "missing.npz"),
-        (["audit", "folder"], "An audit needs --task"),
+        (["evaluate", "folder", "--id", "obqa"], "folder is not a checkpoint"),
+        (["audit", "run"], "An audit needs --task"),
         (["audit", "missing.npz"], "missing.npz"),
         (["train", "nothing.yaml"], "nothing.yaml: no such recipe"),
     ]
@@ -235,7 +239,7 @@ def test_mistakes_in_prediction_and_evaluation(tmp_path, capsys, monkeypatch):
         assert main(command) == 2, command
         error = capsys.readouterr().err
         assert words in error and error.count("\n") == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "t.npz"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "run", "t.npz"]
 
 
 def test_score_choices_are_the_evaluators():
