@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from .methods import Progress, get_method
 from .recipe import Recipe
+from .stepping import kept_bytes
 
 
 class Workload:
@@ -86,18 +86,7 @@ class Workload:
 
     def saved_bytes(self) -> int:
         """Bytes that one step keeps for its backward pass, weights not counted twice: the same on every device."""
-        seen: dict[int, int] = {}
-
-        def keep(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            seen[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            self.step()
-        for parameter in self.model.parameters():
-            seen.pop(parameter.untyped_storage().data_ptr(), None)
-        return sum(seen.values())
+        return kept_bytes(self.model, self.step)
 
 
 def interleaved(works: dict[str, Callable[[], Any]], rounds: int, warmup: int = 3) -> dict[str, np.ndarray]:

@@ -56,6 +56,12 @@ class DAPPrConfig(TrainingArguments):
         trunk_cache (`str`, *optional*):
             A folder for what the frozen layers below an adapter on the top layers (`lora.layers_to_transform`) make of
             each prompt: computed once, used by all epochs, seeds and methods. Needs `dataloader_num_workers: 0`.
+        torch_compile (`bool`, *optional*, defaults to `False`):
+            As Trainer's. A model that is read in packed batches is not compiled as a whole, which would have to be
+            done anew for nearly every batch: its norms and feed-forward blocks are, once for any number of tokens.
+        gradient_checkpointing (`bool` or `"auto"`, *optional*, defaults to `False`):
+            `"auto"`: only if a batch of the longest rows would otherwise not fit into the memory that is free; always
+            with FSDP and DeepSpeed, where no device holds the model to try it.
         metric_for_best_model (`str`, *optional*):
             `"nll"`, `"accuracy"`, `"ece"`, `"brier"` or `"loss"`; the direction follows from the name.
         epoch_schedule (`dict`, *optional*):
@@ -78,6 +84,9 @@ class DAPPrConfig(TrainingArguments):
     share_prefix: bool = field(default=True, metadata={"help": "Compute what prompts share once per batch."})
     eval_tokens: int = field(default=4096, metadata={"help": "Prompt tokens of a prediction batch; 0: by prompts."})
     trunk_cache: str | None = field(default=None, metadata={"help": "A folder for states below the adapter."})
+    gradient_checkpointing: bool | str = field(  # type: ignore[assignment]
+        default=False, metadata={"help": "Compute activations again in the backward pass; 'auto': if memory asks."}
+    )
     # On, Trainer asks the device at every step whether the loss is NaN, and then hides it from the log.
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Leave NaN losses out of the log."})
     epoch_schedule: dict | str | None = field(default=None, metadata={"help": "A learning rate by whole epochs."})
@@ -98,6 +107,13 @@ class DAPPrConfig(TrainingArguments):
                 raise UserError(f"evidence_offset must be a number or 'auto', got {offset!r}") from None
         if self.on_nonfinite not in ("stop", "skip"):
             raise UserError(f"on_nonfinite must be 'stop' or 'skip', got {self.on_nonfinite!r}")
+        self.checkpoint_if_needed = self.gradient_checkpointing == "auto"  # settled when training starts
+        if self.checkpoint_if_needed:
+            self.gradient_checkpointing = False
+        elif not isinstance(self.gradient_checkpointing, bool):
+            raise UserError(
+                f"gradient_checkpointing must be true, false or 'auto', got {self.gradient_checkpointing!r}"
+            )
         # Every trained weight is used; looking for others costs a pass.
         if self.ddp_find_unused_parameters is None:  # type: ignore[has-type]
             self.ddp_find_unused_parameters = False

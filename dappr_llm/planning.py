@@ -53,6 +53,7 @@ class Plan:
     memory: dict[str, dict[str, int | None]]
     coefficients: list[tuple[int, float]] | None
     warnings: list[str] = field(default_factory=list)
+    checkpointing_auto: bool = False
 
     def to_json(self) -> str:
         """All figures as JSON."""
@@ -260,9 +261,9 @@ def plan(
     }
     coefficients, warnings = _coefficients(method, steps, per_epoch)
     return Plan(
-        recipe.name, recipe.model.name, sizes, batch, length, accumulation, gpus, args.gradient_checkpointing, rows,
-        steps, per_epoch, steps / per_epoch, steps * batch * accumulation * length, state, memory, coefficients,
-        warnings,
+        recipe.name, recipe.model.name, sizes, batch, length, accumulation, gpus, bool(args.gradient_checkpointing),
+        rows, steps, per_epoch, steps / per_epoch, steps * batch * accumulation * length, state, memory, coefficients,
+        warnings, args.checkpoint_if_needed,
     )  # fmt: skip
 
 
@@ -325,6 +326,10 @@ def render(found: Plan) -> str:
         cells = ["-" if value is None else f"{value / GIB:.1f} ({_card(value)})" for value in row.values()]
         lines.append("  " + preset.ljust(14) + "".join(f"{cell:>14}" for cell in cells))
     lines.append("  in brackets: the smallest common GPU with a tenth to spare; multi_node is as multi_gpu")
+    if found.checkpointing_auto:
+        lines.append(
+            "  gradient_checkpointing: auto turns it on where a step would not fit, or weights are shared out"
+        )
     if found.coefficients:
         values = found.coefficients
         shown = values if len(values) <= 12 else values[:6] + values[-3:]

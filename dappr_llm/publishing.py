@@ -8,8 +8,8 @@ from typing import Any
 
 from . import checkpoint, hub
 from .batching import is_stream
-from .durable import DurableTrainer
 from .errors import UserError
+from .stepping import SteppingTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -17,7 +17,7 @@ _TRAINERS_OWN = ("blocking", "model_name", "language", "tags", "finetuned_from",
                  "dataset_args")  # fmt: skip
 
 
-class PublishingTrainer(DurableTrainer):
+class PublishingTrainer(SteppingTrainer):
     """
     A `Trainer` that publishes through `dappr_llm.hub`.
 

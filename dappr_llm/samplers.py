@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch.utils.data import Sampler
-from transformers.trainer_pt_utils import LengthGroupedSampler
+
+_POOL = 50  # batches whose rows are sorted together, at most; transformers' own value
 
 
 class FixedOrder(Sampler):
@@ -23,17 +24,20 @@ class FixedOrder(Sampler):
         return len(self.order)
 
 
-class LengthGrouped(LengthGroupedSampler):
+class LengthGrouped(Sampler):
     """
-    Rows of similar length together, in an order that seed and epoch decide.
+    Rows of similar length together, in an order that seed and epoch decide, with the gradient of a random order.
 
-    transformers' own sampler draws from the global random state, which is another one in the middle of a resumed
-    epoch: some rows would be seen twice and others never.
+    transformers' own sampler begins each stretch of batches with its longest rows and leaves its shortest ones for the
+    incomplete last batch, where a row counts more: the gradient to expect of a step then depends on where the step
+    stands. Here batches are shuffled after they were made, and the rows of an incomplete one are drawn before, so
+    every row is as likely to be in every step as in a random order. (It also draws from the global random state,
+    which is another one in the middle of a resumed epoch: some rows would be seen twice and others never.)
 
     Args:
         batch_size (`int`):
-            Rows that should be of similar length.
-        lengths (`list[int]`):
+            Rows that should be of similar length: those of one optimizer step, in all processes.
+        lengths (`Sequence[int]`):
             Length of each row.
         seed (`int`):
             Decides the order.
@@ -41,10 +45,22 @@ class LengthGrouped(LengthGroupedSampler):
             Returns the current epoch, fractions allowed.
     """
 
-    def __init__(self, batch_size: int, lengths: list[int], seed: int, epoch: Callable[[], float | None]):
-        super().__init__(batch_size, lengths=list(lengths))
+    def __init__(self, batch_size: int, lengths: Sequence[int], seed: int, epoch: Callable[[], float | None]):
+        self.batch_size, self.lengths = batch_size, torch.as_tensor(lengths)
         self.seed, self.epoch = seed, epoch
 
     def __iter__(self) -> Iterator[int]:
-        self.generator = torch.Generator().manual_seed(self.seed + math.floor((self.epoch() or 0.0) + 1e-9))
-        return super().__iter__()
+        generator = torch.Generator().manual_seed(self.seed + math.floor((self.epoch() or 0.0) + 1e-9))
+        order = torch.randperm(len(self), generator=generator)
+        whole, rest = order.split([len(self) - len(self) % self.batch_size, len(self) % self.batch_size])
+        pool = self.batch_size * max(1, min(_POOL, len(self) // (4 * self.batch_size)))
+        batches = [batch for part in whole.split(pool) for batch in self._sorted(part).split(self.batch_size)]
+        for number in torch.randperm(len(batches), generator=generator).tolist():
+            yield from batches[number].tolist()
+        yield from rest.tolist()
+
+    def _sorted(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows[self.lengths[rows].argsort(stable=True)]
+
+    def __len__(self) -> int:
+        return len(self.lengths)

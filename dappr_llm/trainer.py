@@ -123,10 +123,15 @@ class DAPPrTrainer(PredictingTrainer):
             **kwargs,
         )
         self.label_names = ["labels"]
+        self._take_up(args)
+
+    def _take_up(self, args: DAPPrConfig) -> None:
+        """What arguments of our own ask for once the model is in place."""
+        self.compile_blocks()
         if args.trunk_cache:
-            if not hasattr(backend, "use_trunk"):
+            if not hasattr(self.backend, "use_trunk"):
                 raise UserError("train.trunk_cache is for text models; leave it out")
-            backend.use_trunk(self.model, args.trunk_cache)
+            self.backend.use_trunk(self.model, args.trunk_cache)
         if args.eval_every_epochs:
             self.add_callback(EveryEpochs(args.eval_every_epochs))
 
@@ -155,6 +160,7 @@ class DAPPrTrainer(PredictingTrainer):
             logger.info(f"Resuming from {resume}")
         else:
             self._settle_offset()
+        self.settle_checkpointing()
         try:
             return super().train(resume_from_checkpoint=resume or None, **kwargs)
         finally:

@@ -1,21 +1,25 @@
 """
-What predicting OpenBookQA, both ARCs and CommonsenseQA costs: the plain way, and ours.
+What predicting OpenBookQA, both ARCs and CommonsenseQA costs: the plain way, ours, and the trunk alone.
 
     python scripts/bench_predict.py --data-root data                    # a tenth of each set
     python scripts/bench_predict.py --data-root data --fraction 1       # all 5,269 questions: half an hour on a laptop
     python scripts/bench_predict.py --data-root data --linear           # how the cost grows with the number of items
 
-  plain    every set by itself, batches of 16 in the set's order, padded to the longest, logits of the whole vocabulary
+  a        the plain way: every set by itself, texts tokenised in batches of 16 in the set's order, padded to the
+           longest, logits of the whole vocabulary
   ours     `predict_tables`: all sets in one pass, without padding, what prompts share computed once per batch
   alone    ours, set by set, in batches of 16
+  c        a bound: forward of the decoder without a head, on as many real tokens, without any padding
   again    `dappr evaluate` on the same checkpoint for the second time, a whole process from its start to its tables
   members  one question asked of an ensemble, its members in turn or side by side in one batch
 
-Each is read from the same adapter; probabilities must agree to 1e-4. Variants alternate and repeat.
+Each is read from the same adapter; probabilities must agree to 1e-4. Variants alternate and repeat. Peak memory above
+the loaded model is taken in a process of its own for each variant.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -53,6 +57,7 @@ class Bench:
         self.sets = [RowSet(part, task, "test", {"task_num_choices": k}) for task, k, part in rows]
         self.model.eval()
         self.results: dict[str, list[np.ndarray]] = {}
+        self._lengths: list[list[int]] | None = None
 
     def plain(self, _: Any = None) -> None:
         from dappr_llm.text.readout import ChoiceReadout
@@ -77,7 +82,7 @@ class Bench:
                     ).logits
                 parts.append(logits[:, -1, ids].float().softmax(-1).cpu())
             found.append(torch.cat(parts).numpy())
-        self.results["plain"] = found
+        self.results["a"] = found
         self.backend.readout = ChoiceReadout(self.model, before)
 
     def ours(self, _: Any = None) -> None:
@@ -87,6 +92,26 @@ class Bench:
     def alone(self, _: Any = None) -> None:
         self.trainer.args.eval_tokens = 0
         self.results["alone"] = [self.trainer.predict_tables([each])[0].probs for each in self.sets]
+
+    def trunk(self, _: Any = None) -> None:
+        decoder = self.model.get_base_model().get_decoder()
+        lengths = [length for part in self.lengths() for length in part]
+        mean = sum(lengths) // len(lengths)
+        rows = 4096 // mean  # the same budget as ours, in rows of equal length
+        for start in range(0, len(lengths), rows):
+            ids = torch.full((min(rows, len(lengths) - start), mean), 5, device=benchlib.device())
+            with torch.no_grad():
+                decoder(input_ids=ids, use_cache=False)
+
+    def lengths(self) -> list[list[int]]:
+        """Tokens of every prompt of every set, tokenised once."""
+        if self._lengths is None:
+            sets = (self.backend.encode(self.backend.items(each.rows)) for each in self.sets)
+            self._lengths = [[row["length"] for row in rows] for rows in sets]
+        return self._lengths
+
+    def variants(self) -> dict[str, Any]:
+        return {"a": self.plain, "ours": self.ours, "alone": self.alone, "c": self.trunk}
 
 
 def load_rows(root: str | None, fraction: float) -> list[Any]:
@@ -102,31 +127,50 @@ def load_rows(root: str | None, fraction: float) -> list[Any]:
 
 
 def tokens_of(bench: Bench) -> dict[str, int]:
-    lengths = [[row["length"] for row in bench.backend.encode(bench.backend.items(each.rows))] for each in bench.sets]
+    lengths = bench.lengths()
     padded = sum(len(part[i : i + 16]) * max(part[i : i + 16]) for part in lengths for i in range(0, len(part), 16))
     return {"real": sum(map(sum, lengths)), "padded": padded}
 
 
-def measure(args: Any) -> dict[str, Any]:
-    rows = load_rows(args.data_root, args.fraction)
-    bench = Bench(args.model, rows, tempfile.mkdtemp())
-    variants = {"plain": bench.plain, "ours": bench.ours, "alone": bench.alone}
-    times = benchlib.rounds(variants, [None], args.repeats, warm_up=False)
-    apart = {name: _apart(bench.results["plain"], values) for name, values in bench.results.items()}
-    assert benchlib.device().type == "cuda" or max(apart.values()) < 1e-4, apart
-    ratios = {name: benchlib.ratio(times, name, "plain") for name in ("ours", "alone")}
-    count = sum(len(each.rows) for each in bench.sets)
+def measure(args: Any, model: str) -> dict[str, Any]:
+    bench = Bench(model, load_rows(args.data_root, args.fraction), tempfile.mkdtemp())
     tokens = tokens_of(bench)
+    times = benchlib.rounds(bench.variants(), [None], args.repeats, warm_up=False)
+    apart = {name: _apart(bench.results["a"], values) for name, values in bench.results.items()}
+    assert benchlib.device().type == "cuda" or max(apart.values()) < 1e-4, apart
+    ratios = {f"{one}/{to}": benchlib.ratio(times, one, to) for one in times for to in ("a", "c") if one != to}
+    count = sum(len(each.rows) for each in bench.sets)
+    flops, peak = 2 * benchlib.trunk_parameters(bench.model) * tokens["real"], benchlib.matmul_peak()
     table = []
     for name, values in times.items():
-        to_plain = "{:.3f} ({:.3f} to {:.3f})".format(*ratios.get(name, (1.0, 1.0, 1.0)))
-        speed = [min(values), 1000 * min(values) / count, to_plain, round(tokens["real"] / min(values))]
-        table.append([name, *speed, f"{apart[name]:.1e}"])
-    heads = ["variant", "s", "ms per question", "time / plain", "real tokens/s", "largest difference of probs"]
-    benchlib.show(
-        f"{args.model}: {count} questions of {', '.join(TASKS)}, {args.repeats} repeats; {tokens}", heads, table
-    )
-    return {"seconds": times, "ratios": ratios, "questions": count, "tokens": tokens, "difference": apart}
+        both = (ratios.get(f"{name}/{to}", (1.0, 1.0, 1.0)) for to in ("a", "c"))
+        shown = [f"{median:.3f} ({low:.3f} to {high:.3f})" for median, low, high in both]
+        speed = [round(tokens["real"] / min(values)), flops / min(values) / peak]
+        difference = f"{apart[name]:.1e}" if name in apart else "–"
+        table.append([name, min(values), 1000 * min(values) / count, *shown, *speed, difference])
+    heads = ["variant", "s", "ms per question", "time / a", "time / c", "real tokens/s", "MFU", "difference of probs"]
+    benchlib.show(f"{model}: {count} questions of {', '.join(TASKS)}, {args.repeats} repeats; {tokens}", heads, table)
+    return {
+        "model": model, "seconds": times, "ratios": ratios, "questions": count, "tokens": tokens, "difference": apart,
+        "peak_flops": peak,
+    }  # fmt: skip
+
+
+def memory(args: Any, name: str) -> None:
+    bench = Bench(args.models[0], load_rows(args.data_root, args.fraction), tempfile.mkdtemp())
+    bench.lengths()
+    with torch.no_grad():  # every weight is in memory before counting starts
+        bench.model(input_ids=torch.tensor([[5, 6]], device=benchlib.device()))
+    print(json.dumps(benchlib.peak_memory(bench.variants()[name])))
+
+
+def measure_memory(args: Any) -> dict[str, int]:
+    common = ["--models", args.models[0], "--fraction", "0.02"]
+    common += ["--data-root", args.data_root] if args.data_root else []
+    found = {name: benchlib.in_process([*common, "--memory-of", name]) for name in ("a", "ours", "alone", "c")}
+    rows = [[name, round(size / 2**20), size / found["a"]] for name, size in found.items()]
+    benchlib.show(f"{args.models[0]}: peak memory above the loaded model", ["variant", "MiB", "/ a"], rows)
+    return found
 
 
 def _apart(wanted: list[np.ndarray], found: list[np.ndarray]) -> float:
@@ -136,7 +180,7 @@ def _apart(wanted: list[np.ndarray], found: list[np.ndarray]) -> float:
 def measure_again(args: Any) -> dict[str, Any]:
     """The whole command, twice, each in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(args.model, load_rows(args.data_root, 0.01), folder)
+        bench = Bench(args.models[0], load_rows(args.data_root, 0.01), folder)
         bench.trainer.save_model(f"{folder}/run")
         del bench
         command = [
@@ -171,7 +215,7 @@ def measure_ensemble(args: Any) -> dict[str, Any]:
     from dappr_llm import AdapterEnsemble
 
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(args.model, load_rows(args.data_root, 0.01), folder)
+        bench = Bench(args.models[0], load_rows(args.data_root, 0.01), folder)
         bench.trainer.save_model(f"{folder}/run")
         row = bench.sets[0].rows[0]
         ensemble = AdapterEnsemble.from_pretrained([f"{folder}/run"] * args.members)
@@ -240,25 +284,29 @@ def _fit(sizes: list[int], seconds: list[float]) -> tuple[float, float, float]:
 
 def main() -> None:
     parser = benchlib.arguments(__doc__ or "")
-    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--models", nargs="+", default=["smollm2-135m", "mistral-shaped"])
     parser.add_argument("--fraction", type=float, default=0.1, help="share of each set (default: 0.1)")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--again", type=int, default=50, help="rows of each task for the second run; 0: all")
     parser.add_argument("--members", type=int, default=3, help="of an ensemble that is asked one question")
     parser.add_argument("--linear", action="store_true", help="only: how cost grows with the number of items")
     parser.add_argument("--sizes", type=int, nargs="+", default=[100, 300, 1000, 3000, 10_000])
+    parser.add_argument("--memory-of", help="internal: print the peak memory of one variant")
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
+    if args.memory_of:
+        return memory(args, args.memory_of)
     content: dict[str, Any] = {"machine": benchlib.machine()}
     if args.linear:
         content["linear"] = measure_linear(args)
     else:
-        content["predict"] = measure(args)
-        if args.model not in benchlib.RANDOM:  # these are nowhere to be loaded from again
+        content["predict"] = [measure(args, model) for model in args.models]
+        content["memory"] = measure_memory(args)
+        if args.models[0] not in benchlib.RANDOM:  # these are nowhere to be loaded from again
             content["again"] = measure_again(args)
             content["ensemble"] = measure_ensemble(args)
-    benchlib.save(args.json and Path(args.json), content)
+    return benchlib.save(args.json and Path(args.json), content)
 
 
 if __name__ == "__main__":

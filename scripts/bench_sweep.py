@@ -5,13 +5,18 @@ What the frozen-trunk cache saves over a sweep: 4 methods x 2 seeds, LoRA on the
     python scripts/bench_sweep.py --data-root data --items 512 --test-items 500 --epochs 3
     python scripts/bench_sweep.py --data-root data --top 5
 
-Every run is built from a recipe, trained, and predicts all four test sets, once with `train.trunk_cache` and once
-without, turn by turn. The cache starts empty: what filling it costs is part of its first run. Everything else (packed
-batches, shared prefixes) is the same on both sides, so the ratio is the cache's own doing.
+Every run is built from a recipe, trained, and predicts all four test sets, turn by turn:
 
-Its bound is arithmetic. Without the cache an item costs the forward pass of all L layers and the backward pass of the
-top T, since autograd stops at the frozen boundary by itself; with it, both passes of the top T, and once per sweep the
-forward pass of the rest: (2T + (L - T)/runs) / (L + T) in training, (T + (L - T)/runs) / L in prediction.
+  cache        LoRA on the top layers, with `train.trunk_cache`; it starts empty: filling it is part of the first run
+  without      the same run without the cache: the same adapter, to rounding
+  every layer  LoRA on all layers, which is what a sweep costs that does not go for the cache; another adapter
+
+Everything else (packed batches, shared prefixes) is the same on all sides.
+
+What the cache can save is bounded. Without it an item costs the forward pass of all layers and the backward pass of
+the top ones, since autograd stops at the frozen boundary by itself; with it, both passes of the top ones, and once per
+sweep the forward pass of the rest. The bounds printed are of floating-point operations that torch counted in steps of
+these very runs, and so hold for any code that computes the same numbers.
 """
 
 from __future__ import annotations
@@ -26,18 +31,20 @@ import numpy as np
 import torch
 
 METHODS = ("ce", "edl", "ib_edl", "dappr")
+SIDES = ("cache", "without", "every layer")
 
 
-def recipe_of(method: str, seed: int, args: Any, folder: str, trunk: str | None) -> Any:
+def recipe_of(method: str, seed: int, args: Any, folder: str, side: str) -> Any:
     from dappr_llm.recipe import build_recipe
 
+    lowest = 0 if side == "every layer" else args.layers - args.top
     return build_recipe(
         {
             "name": f"{method}-{seed}",
             "model": {"name": args.model},
             "lora": {
                 "r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"],
-                "layers_to_transform": list(range(args.layers - args.top, args.layers)),
+                "layers_to_transform": list(range(lowest, args.layers)),
             },
             "method": {"name": method},
             "data": {
@@ -45,21 +52,22 @@ def recipe_of(method: str, seed: int, args: Any, folder: str, trunk: str | None)
                 "max_train_samples": args.items, "max_test_samples": args.test_items,
             },
             "train": {
-                "output_dir": f"{folder}/{method}-{seed}-{bool(trunk)}", "num_train_epochs": args.epochs,
+                "output_dir": f"{folder}/{method}-{seed}-{side}", "num_train_epochs": args.epochs,
                 "per_device_train_batch_size": 16, "learning_rate": 1e-3, "seed": seed, "save_strategy": "no",
-                "logging_steps": 1000, "disable_tqdm": True, "trunk_cache": trunk,
+                "logging_steps": 1000, "disable_tqdm": True,
+                "trunk_cache": f"{folder}/trunk" if side == "cache" else None,
             },
         }
     )  # fmt: skip
 
 
-def run_one(method: str, seed: int, args: Any, folder: str, trunk: str | None) -> tuple[list[float], list[np.ndarray]]:
-    """Seconds of the whole run, of its training and of its prediction; and the probabilities."""
+def run_one(method: str, seed: int, args: Any, folder: str, side: str) -> dict[str, Any]:
+    """Seconds of the whole run, of its training and of its prediction; the probabilities; operations of a step."""
     from dappr_llm import DAPPrTrainer
     from dappr_llm import run as runs
     from dappr_llm.batching import RowSet
 
-    recipe = recipe_of(method, seed, args, folder, trunk)
+    recipe = recipe_of(method, seed, args, folder, side)
     start = time.perf_counter()
     settings = runs.build_args(recipe)
     own, ood = runs.test_tasks(recipe)
@@ -72,7 +80,33 @@ def run_one(method: str, seed: int, args: Any, folder: str, trunk: str | None) -
     if trainer.backend.trunk is not None:
         trainer.backend.trunk.flush()
     end = time.perf_counter()
-    return [end - start, trained - ready, end - trained], [table.probs for table in tables]
+    return {
+        "seconds": np.array([end - start, trained - ready, end - trained]),
+        "probs": [table.probs for table in tables],
+        "flops": operations(trainer),
+    }
+
+
+def operations(trainer: Any) -> tuple[int, int]:
+    """Floating-point operations of one training step and of one prediction, on the same 16 rows."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    rows = trainer.backend.collate([trainer.train_dataset[row] for row in range(16)])
+    trainer.model.train()
+    with FlopCounterMode(display=False) as step:
+        trainer.compute_loss(trainer.model, trainer._prepare_inputs(dict(rows))).backward()
+    trainer.model.zero_grad()
+    trainer.model.eval()
+    with torch.no_grad(), FlopCounterMode(display=False) as reading:
+        trainer.backend.read(trainer.model, trainer._prepare_inputs(dict(rows)))
+    return step.get_total_flops(), reading.get_total_flops()
+
+
+def bounds(flops: dict[str, tuple[int, int]], side: str, runs: int, epochs: int) -> tuple[float, float]:
+    """Least ratios of the cached sweep to another one, in training and in prediction."""
+    (step, reading), (step_there, reading_there) = flops["cache"], flops[side]
+    below = flops["without"][1] - reading  # what filling the cache costs, once for every row of the sweep
+    return (step + below / runs / epochs) / step_there, (reading + below / runs) / reading_there
 
 
 def main() -> None:
@@ -92,43 +126,49 @@ def main() -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    rows, apart = [], 0.0
+    found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for seed in args.seeds:
             for method in args.methods:
-                order = (None, f"{folder}/trunk") if len(rows) % 2 else (f"{folder}/trunk", None)
-                found = {bool(trunk): run_one(method, seed, args, folder, trunk) for trunk in order}
-                apart = max(
-                    apart, *(float(np.abs(a - b).max()) for a, b in zip(found[True][1], found[False][1], strict=True))
-                )
-                rows.append([f"{method}, seed {seed}", found[False][0], found[True][0]])
-    totals = [np.sum([row[side] for row in rows], axis=0) for side in (1, 2)]
-    rows.append(["all", *totals])
-    shown = [
-        [name, without[0], cached[0], *(c / w for c, w in zip(cached, without, strict=True))]
-        for name, without, cached in rows
-    ]
+                shift = len(found) % len(SIDES)
+                order = SIDES[shift:] + SIDES[:shift]
+                found[f"{method}, seed {seed}"] = {side: run_one(method, seed, args, folder, side) for side in order}
+                print(f"{method}, seed {seed}: done", flush=True)
+    benchlib.save(args.json and Path(args.json), {"machine": benchlib.machine(), **summary(found, args)})
+
+
+def summary(found: dict[str, dict[str, Any]], args: Any) -> dict[str, Any]:
+    """Print the runs, their sum, the ratios and the bounds; and return them."""
+    seconds = {name: {side: run[side]["seconds"] for side in SIDES} for name, run in found.items()}
+    seconds["all"] = {side: sum(run[side] for run in seconds.values()) for side in SIDES}  # type: ignore[misc]
+    ratios = {name: {side: (run["cache"] / run[side]).tolist() for side in SIDES[1:]} for name, run in seconds.items()}
     benchlib.show(
         f"{args.model}: top {args.top} of {args.layers} layers, {args.items} training items x {args.epochs} epochs, "
-        f"4 x {args.test_items} test items",
-        ["run", "without, s", "with the cache, s", "ratio", "training alone", "prediction alone"],
-        shown,
+        f"4 x {args.test_items} test items; seconds, and ratios of the cached run to the others",
+        ["run", *SIDES, *(f"/ {side}{part}" for side in SIDES[1:] for part in ("", ", training", ", prediction"))],
+        [
+            [name, *(float(run[side][0]) for side in SIDES), *sum((ratios[name][side] for side in SIDES[1:]), [])]
+            for name, run in seconds.items()
+        ],
+    )  # fmt: skip
+    flops = {side: run["flops"] for side, run in next(iter(found.values())).items()}
+    least = {side: bounds(flops, side, len(found), args.epochs) for side in SIDES[1:]}
+    apart = max(
+        float(np.abs(one - other).max())
+        for run in found.values()
+        for one, other in zip(run["cache"]["probs"], run["without"]["probs"], strict=True)
     )
-    count, top = len(shown) - 1, args.top
-    bounds = [
-        (2 * top + (args.layers - top) / count / args.epochs) / (args.layers + top),
-        (top + (args.layers - top) / count) / args.layers,
-    ]
-    print(f"\nBounds by counting layers: training {bounds[0]:.2f}, prediction {bounds[1]:.2f}")
-    print(f"Largest difference of probabilities between the two: {apart:.1e}", flush=True)
-    content = {
-        "machine": benchlib.machine(),
-        "runs": shown,
-        "ratio": shown[-1][3],
-        "bounds": bounds,
+    print()
+    for side, (training, prediction) in least.items():
+        print(f"Least ratio to '{side}' by counted operations: training {training:.3f}, prediction {prediction:.3f}")
+    print(f"Largest difference of probabilities with and without the cache: {apart:.1e}", flush=True)
+    return {
+        "seconds": {name: {side: run[side].tolist() for side in SIDES} for name, run in seconds.items()},
+        "ratios": ratios,
+        "flops": flops,
+        "bounds": least,
         "apart": apart,
     }
-    benchlib.save(args.json and Path(args.json), content)
 
 
 if __name__ == "__main__":

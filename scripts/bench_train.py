@@ -11,6 +11,7 @@ Batches of 16 real questions in random order, LoRA of rank 8 on q, v and the hea
   ours     `DAPPrTrainer`'s own step: no padding, what prompts share computed once, four numbers read in float32
   ours_ce  the same with cross-entropy: what DAPPr's loss costs beyond it
   no_share without padding, but every prompt computed whole
+  compiled ours with `torch_compile: true` (with `--compile`; compiling happens in the warm-up and is told apart)
   c        a bound: forward and backward of the decoder without a head, on as many real tokens, without any padding
 
 Variants alternate batch by batch and repeat; ratios are of sums over the same batches, median (least to largest) of
@@ -31,7 +32,7 @@ import torch
 class Bench:
     """One model and its batches, and every variant of a step on them."""
 
-    def __init__(self, model_name: str, task: str, batches: int, size: int, root: str | None):
+    def __init__(self, model_name: str, task: str, batches: int, size: int, root: str | None, compiled: bool = False):
         from dappr_llm import DAPPrConfig, DAPPrTrainer
         from dappr_llm.methods import get_method
         from dappr_llm.text.backend import TextBackend
@@ -55,6 +56,12 @@ class Bench:
         self.optimizer = torch.optim.AdamW(weights, lr=0.0, fused=True)
         self.losses: dict[str, float] = {}
         self.model.train()
+        self.compiled_blocks: dict[torch.nn.Module, Any] = {}
+        if compiled:
+            self.backend.compile_blocks(self.model)
+            blocks = [part for part in self.model.modules() if part._compiled_call_impl is not None]
+            self.compiled_blocks = {block: block._compiled_call_impl for block in blocks}
+            self._switch(False)
 
     def _step(self, name: str, loss: torch.Tensor, optimize: bool = True) -> None:
         loss.backward()
@@ -96,6 +103,15 @@ class Bench:
     def no_share(self, batch: Any) -> None:
         self._ours("no_share", batch, self.method, share=False)
 
+    def compiled(self, batch: Any) -> None:
+        self._switch(True)
+        self._ours("compiled", batch, self.method)
+        self._switch(False)
+
+    def _switch(self, on: bool) -> None:
+        for block, call in self.compiled_blocks.items():
+            block._compiled_call_impl = call if on else None
+
     def trunk(self, batch: Any) -> None:
         tokens = [token for row in batch[0] for token in row["input_ids"]]
         length = len(tokens) // len(batch[0])  # the few that do not divide are left out, in favour of the bound
@@ -109,6 +125,7 @@ class Bench:
             "ours": self.ours,
             "ours_ce": self.ours_ce,
             "no_share": self.no_share,
+            **({"compiled": self.compiled} if self.compiled_blocks else {}),
             "c": self.trunk,
         }
 
@@ -126,14 +143,17 @@ def memory(args: Any, name: str) -> None:
 
 
 def measure(args: Any, model_name: str, task: str, repeats: int) -> dict[str, Any]:
-    bench = Bench(model_name, task, args.batches, args.batch_size, args.data_root)
+    bench = Bench(model_name, task, args.batches, args.batch_size, args.data_root, args.compile)
+    if args.compile:
+        print(f"First compiled step: {benchlib.seconds(lambda: bench.compiled(bench.batches[0])):.1f} s", flush=True)
     times = benchlib.rounds(bench.variants(), bench.batches, repeats)
     tokens = sum(len(row["input_ids"]) for prepared, _ in bench.batches for row in prepared)
     bench.backend.packing.share = True  # the last variant may have switched it off
     packed = sum(bench.backend.collate(prepared)["packed"]["input_ids"].numel() for prepared, _ in bench.batches)
     longest = sum(len(b) * max(len(row["input_ids"]) for row in b) for b, _ in bench.batches)
     flops = 4 * benchlib.trunk_parameters(bench.model)  # per token: forward, and backward to the activations alone
-    apart = max(abs(bench.losses[name] - bench.losses["a"]) for name in ("ours", "no_share"))
+    same = [name for name in times if name not in ("a", "c", "ours_ce")]
+    apart = max(abs(bench.losses[name] - bench.losses["a"]) for name in same)
     assert apart < 1e-3 * (1 + abs(bench.losses["a"])) or benchlib.device().type == "cuda", bench.losses
     peak = benchlib.matmul_peak()
     found = {
@@ -144,6 +164,7 @@ def measure(args: Any, model_name: str, task: str, repeats: int) -> dict[str, An
         "mfu": {name: flops * tokens / min(values) / peak for name, values in times.items()},
     }  # fmt: skip
     pairs = [(name, to) for name in times for to in ("a", "c") if name != to] + [("ours", "ours_ce")]
+    pairs += [("compiled", "ours")] if args.compile else []
     found["ratios"] = {f"{name}/{to}": benchlib.ratio(times, name, to) for name, to in pairs}
     title = f"{model_name}, {task}: {args.batches} batches of {args.batch_size}, {repeats} repeats; tokens {tokens} "
     title += f"real, {longest} padded, {packed} computed by ours"
@@ -158,6 +179,8 @@ def measure(args: Any, model_name: str, task: str, repeats: int) -> dict[str, An
     benchlib.show(title, ["variant", "s per step", "time / a", "time / c", "real tokens/s", "MFU"], rows)
     median, low, high = found["ratios"]["ours/ours_ce"]
     print(f"\nDAPPr / cross-entropy on our path: {median:.3f} ({low:.3f} to {high:.3f})", flush=True)
+    if args.compile:
+        print("Compiled / ours: {:.3f} ({:.3f} to {:.3f})".format(*found["ratios"]["compiled/ours"]), flush=True)
     return found
 
 
@@ -177,6 +200,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=4)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=3, help="for the first model and task; the others get one less")
+    parser.add_argument("--compile", action="store_true", help="also measure torch_compile: true")
     parser.add_argument("--memory-of", help="internal: print the peak memory of one variant")
     args = parser.parse_args()
     if args.threads:

@@ -34,6 +34,29 @@ def wide_folder(tmp_path, tokenizer):
     return tmp_path / "wide"
 
 
+def test_gradients_pass_through_a_4_bit_base_that_was_evaluated_before(wide_folder, tmp_path, lora):
+    """bitsandbytes rewrites weights in evaluation mode, on some CPUs only, and then gradients stop at every layer."""
+    pytest.importorskip("bitsandbytes")
+    quantization = {"load_in_4bit": True}
+    trainer = DAPPrTrainer(
+        str(wide_folder), config(tmp_path), make_rows(4), peft_config=lora, quantization_config=quantization
+    )
+    assert not any(getattr(m, "support_avx512bf16_for_cpu", False) for m in trainer.model.modules())
+    name, lowest = next(
+        (n, p) for n, p in trainer.model.named_parameters() if "layers.0" in n and "v_proj.lora_B" in n
+    )
+    batch = trainer.backend.collate([trainer.train_dataset[i] for i in range(4)])
+
+    def gradient():
+        loss = trainer.compute_loss(trainer.model.train(), dict(batch))
+        return torch.autograd.grad(loss, lowest)[0]
+
+    before = gradient()
+    with torch.no_grad():
+        trainer.backend.read(trainer.model.eval(), batch)
+    assert before.abs().max() > 0 and torch.allclose(gradient(), before, rtol=1e-4, atol=1e-7), name
+
+
 @pytest.mark.parametrize("bits, layer", [(4, "Linear4bit"), (8, "Linear8bitLt")])
 def test_quantised_base_forward_backward_save_and_reload(wide_folder, tmp_path, lora, bits, layer):
     pytest.importorskip("bitsandbytes")

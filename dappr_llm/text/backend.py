@@ -20,10 +20,11 @@ from ..errors import UserError
 from ..methods import Method, name_of, served_by
 from . import embedded
 from .items import LETTERS, Columns, MCQItem, parse_item
+from .layers import keep_differentiable, unwrapped
 from .packed_read import PackedReading
 from .preparing import prepare_rows
 from .prompt import Prompt, choice_token_ids, tokenize_items
-from .reading import PromptReader, unwrapped
+from .reading import PromptReader
 from .readout import ChoiceReadout
 from .streams import prepare_stream, widest
 
@@ -90,6 +91,7 @@ class TextBackend(PromptReader):
         share_prefix: bool = True,
     ):
         check_method(method)
+        keep_differentiable(model)
         if tokenizer.padding_side != "left":
             raise UserError("The tokenizer must pad on the left: tokenizer.padding_side = 'left'")
         self.tokenizer = tokenizer

@@ -14,8 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..errors import UserError
-from .trunk_cache import decoder_layers
+from .layers import decoder_layers
 
 _BLOCKS = ("mlp", "self_attn.q_proj", "self_attn.o_proj")  # only the first has to be there
 
@@ -35,11 +34,8 @@ class _OnlyAt(nn.Module):
 
 def find_last_layer(model: nn.Module) -> Any:
     """The last layer of a causal LM, if its feed-forward block is where it can be found."""
-    try:
-        layer = decoder_layers(model)[-1]
-    except (UserError, AttributeError):
-        return None
-    return layer if isinstance(getattr(layer, _BLOCKS[0], None), nn.Module) else None
+    layers = decoder_layers(model)
+    return layers[-1] if layers and isinstance(getattr(layers[-1], _BLOCKS[0], None), nn.Module) else None
 
 
 @contextmanager

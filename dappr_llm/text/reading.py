@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..outputs import Outputs, option_rows, to_device
+from .layers import compile_blocks, unwrapped
 from .packed_read import PackedReading, evaluating, read_packed
 from .trunk_cache import TrunkCache
 
@@ -86,6 +87,19 @@ class PromptReader:
         if not torch.allclose(whole, started, rtol=1e-3, atol=1e-3 * (1 + whole.abs().max().item())):
             raise UserError(f"train.trunk_cache: {type(unwrapped(model)).__name__} does not work from its middle")
 
+    @property
+    def compiles_blocks(self) -> bool:
+        """Whether packed batches are read, which a model compiled as a whole would be compiled for again and again."""
+        return self.packing.wanted
+
+    def compile_blocks(self, model: nn.Module, **options: Any) -> None:
+        """Compile the parts of a model that packed batches leave alone; see [`layers.compile_blocks`]."""
+        if not compile_blocks(model, **options):
+            raise UserError(
+                f"train.torch_compile: {type(unwrapped(model)).__name__} has no norms or feed-forward blocks that can "
+                "be found; with train.packing: false it is compiled as a whole"
+            )
+
     def _read_packed(self, model: nn.Module, plan: Mapping[str, Any]) -> Tensor:
         if self.trunk is None or "trunk" not in plan:
             return self.packing.read(model, plan)
@@ -104,8 +118,3 @@ def read_padded(model: nn.Module, inputs: Mapping[str, Tensor], **kwargs: Any) -
     """Logits `[B, C]` of a left-padded batch; `kwargs` are the model's own."""
     model_inputs = {key: inputs[key] for key in ("input_ids", "attention_mask", "position_ids") if key in inputs}
     return model(**model_inputs, logits_to_keep=1, use_cache=False, **kwargs).logits[:, -1]
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """A causal LM without the adapter around it."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model

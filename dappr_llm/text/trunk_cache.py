@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..outputs import to_device
 from . import packing
+from .layers import decoder_layers, unwrapped
 
 _FLUSH_ROWS = 256
 
@@ -48,7 +49,7 @@ class TrunkCache:
 
     def __init__(self, model: nn.Module, folder: str | Path):
         self.model = model
-        self.layers = decoder_layers(model)
+        self.layers = _layers(model)
         self.boundary = frozen_boundary(model, self.layers)
         self._rows: dict[bytes, tuple[np.ndarray, int, int]] = {}
         self._pending: dict[bytes, Tensor] = {}
@@ -62,7 +63,7 @@ class TrunkCache:
 
     def _key(self) -> str:
         """A hash of all that the states depend on: configuration, embeddings, lower layers, dtype."""
-        base = _base(self.model)
+        base = unwrapped(self.model)
         config = {key: value for key, value in base.config.to_dict().items() if not key.startswith("_")}
         digest = hashlib.blake2b(json.dumps([config, self.boundary], sort_keys=True, default=str).encode())
         with ThreadPoolExecutor() as pool:  # gigabytes for a large model, and hashing lets other threads run
@@ -216,23 +217,16 @@ def _run_below(model: nn.Module, layers: nn.ModuleList, boundary: int, plan: Map
     raise UserError("train.trunk_cache: this model's layers are not called one after the other")
 
 
-def _base(model: nn.Module) -> Any:
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def decoder_layers(model: nn.Module) -> nn.ModuleList:
-    """The layers of a causal LM, lowest first."""
-    base = _base(model)
-    count = base.config.get_text_config().num_hidden_layers
-    for module in base.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == count:
-            return module
-    raise UserError(f"train.trunk_cache: {type(base).__name__} has no list of {count} layers to start within")
+def _layers(model: nn.Module) -> nn.ModuleList:
+    found = decoder_layers(model)
+    if found is None:
+        raise UserError(f"train.trunk_cache: {type(unwrapped(model)).__name__} has no list of layers to start within")
+    return found
 
 
 def frozen_boundary(model: nn.Module, layers: nn.ModuleList) -> int:
     """The lowest layer that trains; an error if nothing below it is frozen."""
-    base = _base(model)
+    base = unwrapped(model)
     trained = [any(p.requires_grad for p in layer.parameters()) for layer in layers]
     boundary = trained.index(True) if True in trained else len(layers) - 1
     embeddings = any(p.requires_grad for p in base.get_input_embeddings().parameters())
