@@ -119,6 +119,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--skip-every-layer", action="store_true", help="leave LoRA on all layers out")
     args = parser.parse_args()
     args.top = args.top or args.layers // 3
     if args.threads:
@@ -126,12 +127,13 @@ def main() -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    sides = SIDES[:2] if args.skip_every_layer else SIDES
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for seed in args.seeds:
             for method in args.methods:
-                shift = len(found) % len(SIDES)
-                order = SIDES[shift:] + SIDES[:shift]
+                shift = len(found) % len(sides)
+                order = sides[shift:] + sides[:shift]
                 found[f"{method}, seed {seed}"] = {side: run_one(method, seed, args, folder, side) for side in order}
                 print(f"{method}, seed {seed}: done", flush=True)
     benchlib.save(args.json and Path(args.json), {"machine": benchlib.machine(), **summary(found, args)})
@@ -139,20 +141,21 @@ def main() -> None:
 
 def summary(found: dict[str, dict[str, Any]], args: Any) -> dict[str, Any]:
     """Print the runs, their sum, the ratios and the bounds; and return them."""
-    seconds = {name: {side: run[side]["seconds"] for side in SIDES} for name, run in found.items()}
-    seconds["all"] = {side: sum(run[side] for run in seconds.values()) for side in SIDES}  # type: ignore[misc]
-    ratios = {name: {side: (run["cache"] / run[side]).tolist() for side in SIDES[1:]} for name, run in seconds.items()}
+    sides = sorted(next(iter(found.values())), key=SIDES.index)
+    seconds = {name: {side: run[side]["seconds"] for side in sides} for name, run in found.items()}
+    seconds["all"] = {side: sum(run[side] for run in seconds.values()) for side in sides}  # type: ignore[misc]
+    ratios = {name: {side: (run["cache"] / run[side]).tolist() for side in sides[1:]} for name, run in seconds.items()}
     benchlib.show(
         f"{args.model}: top {args.top} of {args.layers} layers, {args.items} training items x {args.epochs} epochs, "
         f"4 x {args.test_items} test items; seconds, and ratios of the cached run to the others",
-        ["run", *SIDES, *(f"/ {side}{part}" for side in SIDES[1:] for part in ("", ", training", ", prediction"))],
+        ["run", *sides, *(f"/ {side}{part}" for side in sides[1:] for part in ("", ", training", ", prediction"))],
         [
-            [name, *(float(run[side][0]) for side in SIDES), *sum((ratios[name][side] for side in SIDES[1:]), [])]
+            [name, *(float(run[side][0]) for side in sides), *sum((ratios[name][side] for side in sides[1:]), [])]
             for name, run in seconds.items()
         ],
     )  # fmt: skip
     flops = {side: run["flops"] for side, run in next(iter(found.values())).items()}
-    least = {side: bounds(flops, side, len(found), args.epochs) for side in SIDES[1:]}
+    least = {side: bounds(flops, side, len(found), args.epochs) for side in sides[1:]}
     apart = max(
         float(np.abs(one - other).max())
         for run in found.values()
@@ -163,7 +166,7 @@ def summary(found: dict[str, dict[str, Any]], args: Any) -> dict[str, Any]:
         print(f"Least ratio to '{side}' by counted operations: training {training:.3f}, prediction {prediction:.3f}")
     print(f"Largest difference of probabilities with and without the cache: {apart:.1e}", flush=True)
     return {
-        "seconds": {name: {side: run[side].tolist() for side in SIDES} for name, run in seconds.items()},
+        "seconds": {name: {side: run[side].tolist() for side in sides} for name, run in seconds.items()},
         "ratios": ratios,
         "flops": flops,
         "bounds": least,

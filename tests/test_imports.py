@@ -116,7 +116,7 @@ def test_image_tasks_are_named_without_torch(name):
 
 def test_the_trainer_chooses_neither_text_nor_vision():
     assert not ours(imports(PACKAGE / "trainer.py")) & {"text", "vision", "cli", "commands", "hub"}
-    for name in ("durable", "nonfinite", "tracking", "publishing"):
+    for name in ("durable", "nonfinite", "stepping", "tracking", "publishing"):
         assert not ours(imports(PACKAGE / f"{name}.py")) & {"text", "vision", "cli", "commands", "run"}, name
 
 
