@@ -332,6 +332,8 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     # Fewer lines of noise from the tokenizers library after a fork.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # bitsandbytes misses a kernel that we leave aside anyway (`text.layers.keep_differentiable`).
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     handlers = {
         "train": _train,
         "predict": _predict,

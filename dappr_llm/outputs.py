@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,6 +109,18 @@ def to_device(value: Any, device: torch.device | str) -> Any:
     if isinstance(value, list):
         return [to_device(entry, device) for entry in value]
     return value
+
+
+def repeat_rows(inputs: Mapping[str, Any], times: int) -> dict[str, Any]:
+    """A collated batch several times over; what is not per row stays as it is."""
+    rows = next(iter(inputs.values())).shape[0]
+
+    def repeated(value: Any) -> Any:
+        if times == 1 or not isinstance(value, Tensor) or value.shape[:1] != (rows,):
+            return value
+        return value.repeat(times, *[1] * (value.dim() - 1))
+
+    return {key: repeated(value) for key, value in inputs.items()}
 
 
 def upcast(logits: Tensor) -> Tensor:

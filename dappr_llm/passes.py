@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from .errors import UserError
-from .outputs import Outputs, Prediction, to_device
+from .outputs import Outputs, Prediction, repeat_rows, to_device
 
 # Passes run side by side as one larger batch as long as it holds no more input values (tokens, pixels) than this.
 _PASS_NUMBERS = 4096
@@ -66,16 +66,18 @@ def read_rows(backend: Any, model: nn.Module, inputs: Mapping[str, Tensor], pass
     """
     if passes == 1:
         return _gathered(backend.read(model, inputs))
-    # Rows that share tokens would share their dropout masks: a layout is left aside.
-    inputs = {key: inputs[key] for key in inputs if key != "packed"}
     sample = next(iter(inputs.values()))
     rows, size = sample.shape[0], sample[0].numel()
     side_by_side = max(1, min(passes, _PASS_NUMBERS // max(1, rows * size)))
+    repeated = getattr(backend, "repeated", repeat_rows)
+    batches: dict[int, Mapping[str, Any]] = {}
     found = []
     with dropout_on(model):
         for start in range(0, passes, side_by_side):
             times = min(side_by_side, passes - start)
-            part = _gathered(backend.read(model, {key: _repeat(inputs[key], rows, times) for key in inputs}))
+            if times not in batches:
+                batches[times] = repeated(inputs, times)
+            part = _gathered(backend.read(model, batches[times]))
             found.append(pick(part, partial(_unstacked, times=times)))
     if isinstance(found[0], Tensor):
         return torch.cat(found).transpose(0, 1)
@@ -84,13 +86,6 @@ def read_rows(backend: Any, model: nn.Module, inputs: Mapping[str, Tensor], pass
 
 def _unstacked(value: Tensor, times: int) -> Tensor:
     return value.unflatten(0, (times, -1))
-
-
-def _repeat(value: Any, rows: int, times: int) -> Any:
-    """Rows of a batch, several times over; what is not per row stays."""
-    if times == 1 or not isinstance(value, Tensor) or value.shape[:1] != (rows,):
-        return value
-    return value.repeat(times, *[1] * (value.dim() - 1))
 
 
 def _gathered(out: Outputs) -> Gathered:

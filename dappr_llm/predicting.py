@@ -118,7 +118,7 @@ class PredictingTrainer(PublishingTrainer):
         if not hasattr(self.backend, "row_keys"):  # nothing to gain: each set by itself
             return [self._run(rows, name) for rows, name in zip(prepared, names, strict=True)]
         keys, lengths = ([list(values(rows)) for rows in prepared] for values in (self.backend.row_keys, _lengths))
-        if self.method.passes > 1:  # passes of equal rows differ, and are padded
+        if self.method.passes > 1:  # passes of equal rows differ, and share nothing
             joined = JoinedRows(prepared, keys, lengths, join=False, longest_first=True)
         else:
             joined = JoinedRows(prepared, keys, lengths, longest_first=not self.backend.packing.wanted)

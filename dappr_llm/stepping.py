@@ -63,11 +63,16 @@ class SteppingTrainer(DurableTrainer):
             logger.info("How much memory is free is not known here: gradient checkpointing stays off")
             return
         needed = self._needed_bytes()
-        self.args.gradient_checkpointing = self._any(needed > (1 - _SPARE) * free)
-        logger.info(
-            f"A step needs up to {needed / _GIB:.2f} GiB above the loaded model, {free / _GIB:.2f} GiB are free: "
-            f"gradient checkpointing is {'on' if self.args.gradient_checkpointing else 'off'}"
-        )
+        short = self._any(needed > (1 - _SPARE) * free)
+        self.args.gradient_checkpointing = short and getattr(self.model, "supports_gradient_checkpointing", True)
+        text = f"A step needs up to {needed / _GIB:.2f} GiB above the loaded model, {free / _GIB:.2f} GiB are free"
+        if short and not self.args.gradient_checkpointing:
+            logger.warning(
+                f"{text}, and {type(self.model).__name__} cannot checkpoint gradients: take fewer rows at a time "
+                "(train.per_device_train_batch_size) and more of them per step (train.gradient_accumulation_steps)"
+            )
+        else:
+            logger.info(f"{text}: gradient checkpointing is {'on' if short else 'off'}")
 
     def _needed_bytes(self) -> int:
         """What a batch of rows as long as the longest keeps for its backward pass, and what the optimizer adds."""

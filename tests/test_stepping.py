@@ -112,6 +112,26 @@ def test_auto_checkpoints_only_if_memory_asks_for_it(tmp_path, tokenizer, lora, 
     assert {True: "checkpointing is on", False: "is off" if free else "stays off"}[wanted] in caplog.text
 
 
+def test_auto_on_images(tmp_path, monkeypatch, caplog):
+    """Nothing to turn on there: the warning says what else helps."""
+    from dappr_llm.recipe import load_recipe
+    from dappr_llm.run import build
+    from dappr_llm.run import build_args as arguments
+
+    settings = {"gradient_checkpointing": "auto", "output_dir": tmp_path, "eval_strategy": "no"}
+    settings |= {"load_best_model_at_end": "false", "eval_every_epochs": "null", "save_strategy": "no"}
+    recipe = load_recipe("digits/dappr", [f"train.{key}={value}" for key, value in settings.items()])
+    args = arguments(recipe)
+    run = build(recipe, args)
+    trainer = DAPPrTrainer(run.model, args, run.train, method=run.method, backend=run.backend)
+    state = {name: value.clone() for name, value in run.model.state_dict().items()}
+    monkeypatch.setattr(stepping, "free_bytes", lambda device: 1 << 10)
+    trainer.settle_checkpointing()
+    assert trainer.args.gradient_checkpointing is False
+    assert "ImageClassifier cannot checkpoint gradients" in caplog.text
+    assert all(torch.equal(value, state[name]) for name, value in run.model.state_dict().items())
+
+
 def test_what_a_step_needs_is_what_it_takes(tmp_path, tokenizer, lora):
     """Of rows as long as the longest a batch keeps just that; of real ones less."""
     rows = rows_of_all_lengths()

@@ -46,19 +46,6 @@ class PackedReading:
         """Whether batches should carry a layout; known to be useless after a failed check."""
         return self._works is not False
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Rows without anything in common, for stochastic passes: shared tokens would share their dropout masks."""
-        before, self.share = self.share, False
-        try:
-            yield
-        finally:
-            self.share = before
-
-    def layout(self, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-        """A batch's layout; see [`packing.layout`]."""
-        return packing.layout(rows, self.share)
-
     def read(self, model: nn.Module, plan: Mapping[str, Any]) -> Tensor:
         """Logits of each row of a layout, `[B, C]`, read after its last token."""
         with only_at(self._last_layer, plan["ends"]):

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..outputs import Outputs, option_rows, to_device
+from ..methods import Method
+from ..outputs import Outputs, option_rows, repeat_rows, to_device
+from . import packing
 from .layers import compile_blocks, unwrapped
 from .packed_read import PackedReading, evaluating, read_packed
 from .trunk_cache import TrunkCache
@@ -20,6 +22,7 @@ class PromptReader:
     """The part of `TextBackend` that meets the model."""
 
     tokenizer: Any
+    method: Method
     packing: PackedReading
     trunk: TrunkCache | None = None
     width: int
@@ -64,11 +67,24 @@ class PromptReader:
         if "num_options" in rows[0]:
             batch["option_rows"] = option_rows([row["num_options"] for row in rows])
         if self.packing.wanted:
-            tokens = [row["input_ids"] for row in rows]
-            batch["packed"] = self.packing.layout(tokens)
-            if self.trunk is not None:
-                batch["packed"]["trunk"] = self.trunk.states(tokens, batch["packed"])
+            batch["packed"] = self._layout([row["input_ids"] for row in rows], self.packing.share)
+            if self.method.passes > 1:
+                batch["packed"]["rows"] = [list(row["input_ids"]) for row in rows]
         return batch
+
+    def repeated(self, inputs: Mapping[str, Any], times: int) -> dict[str, Any]:
+        """A batch several times over, for stochastic passes: rows that shared tokens would share dropout masks."""
+        found = repeat_rows({key: value for key, value in inputs.items() if key != "packed"}, times)
+        rows = inputs.get("packed", {}).get("rows")
+        if rows is not None:
+            found["packed"] = to_device(self._layout(rows * times, share=False), inputs["input_ids"].device)
+        return found
+
+    def _layout(self, rows: Sequence[Sequence[int]], share: bool) -> dict[str, Any]:
+        plan = packing.layout(rows, share)
+        if self.trunk is not None:
+            plan["trunk"] = self.trunk.states(rows, plan)
+        return plan
 
     def row_keys(self, prepared: Any) -> list[bytes]:
         """What each prepared row says; sorted, rows with the same beginning are neighbours."""

@@ -15,6 +15,7 @@ from dappr_llm.methods import dirichlet, get_method
 from dappr_llm.passes import read_rows
 from dappr_llm.text import packing
 from dappr_llm.text.backend import TextBackend
+from dappr_llm.text.reading import read_padded
 
 SIZES = {"vocab_size": 80, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "pad_token_id": 0}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
@@ -87,8 +88,8 @@ def make(name, lora=None, **kwargs):
     return model.eval()
 
 
-def backend_of(model, tokenizer, **kwargs):
-    return TextBackend(model, tokenizer, get_method("dappr"), num_choices=4, **kwargs)
+def backend_of(model, tokenizer, method="dappr", **kwargs):
+    return TextBackend(model, tokenizer, get_method(method), num_choices=4, **kwargs)
 
 
 def both(model, tokenizer, rows):
@@ -137,8 +138,8 @@ def test_logits_equal_padded_ones(name, tokenizer, lora):
         found = packed.read(model, packed.collate(prepared)).logits
         assert packed.packing.works(model, None, ())  # really packed
         alone = torch.cat([packed.read(model, packed.collate([row])).logits for row in prepared])
-        with packed.packing.alone():
-            unshared = packed.read(model, packed.collate(prepared)).logits
+        apart = backend_of(model, tokenizer, share_prefix=False)
+        unshared = apart.read(model, apart.collate(prepared)).logits
     assert wanted.std() > 0.1
     for other in (found, alone, unshared):
         assert torch.allclose(other, wanted, atol=1e-4), (other - wanted).abs().max()
@@ -325,13 +326,34 @@ def test_grouped_key_heads_fold_into_longer_queries(monkeypatch):
     assert torch.allclose(packing._attend(q, k, v, bias, 0.0, None, native=False), wanted, atol=1e-5)
 
 
-def test_stochastic_passes_share_no_masks(tokenizer, lora):
+@pytest.mark.parametrize("packed", [True, False])
+def test_stochastic_passes_share_no_masks(tokenizer, lora, packed):
     lora.lora_dropout = 0.5
     model = make("mistral", lora)
-    backend = backend_of(model, tokenizer)
+    backend = backend_of(model, tokenizer, "mc_dropout", packing=packed)
     prepared = list(backend.prepare(make_rows(1) * 4))  # one question, four times
     with torch.no_grad():
         logits = read_rows(backend, model, backend.collate(prepared), passes=5)
     assert logits.shape == (4, 5, 4)
     flat = logits.flatten(0, 1)
     assert (torch.pdist(flat) > 1e-6).all()
+
+
+@pytest.mark.parametrize("limit", [1, 10**6])  # passes one after the other, and all side by side
+def test_stochastic_passes_are_computed_without_padding(tokenizer, lora, monkeypatch, limit):
+    monkeypatch.setattr("dappr_llm.passes._PASS_NUMBERS", limit)
+    lora.lora_dropout = 1e-9  # nothing is ever dropped: every pass is the one without dropout
+    model = make("mistral", lora)
+    backend = backend_of(model, tokenizer, "mc_dropout")
+    rows = [{**row, "question": "very long story " * i + row["question"]} for i, row in enumerate(make_rows(5))]
+    prepared = list(backend.prepare(rows))
+    seen = []
+    model.get_base_model().model.layers[0].register_forward_pre_hook(lambda _, args: seen.append(args[0].shape))
+    with torch.no_grad():
+        found = read_rows(backend, model, backend.collate(prepared), passes=3)
+        wanted = read_padded(model, backend_of(model, tokenizer, packing=False).collate(prepared))
+    assert found.shape == (5, 3, 4)
+    assert torch.allclose(found, wanted.unsqueeze(1).expand_as(found), atol=1e-4)
+    own = sum(row["length"] for row in prepared)
+    computed = [shape[1] for shape in seen if shape[0] == 1 and shape[1] >= own]
+    assert computed == ([own] * 3 if limit == 1 else [3 * own])

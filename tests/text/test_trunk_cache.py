@@ -77,6 +77,20 @@ def test_later_runs_compute_nothing_below_the_boundary(tmp_path, tokenizer):
     assert not calls
 
 
+def test_stochastic_passes_start_at_the_boundary_too(tmp_path, tokenizer):
+    options = {"method": "mc_dropout", "max_steps": 3}
+    wanted = outcome(build(tmp_path / "a", tokenizer, **options))
+    cached = build(tmp_path / "b", tokenizer, trunk_cache=str(tmp_path / "trunk"), **options)
+    found = outcome(cached)
+    assert found[0] == pytest.approx(wanted[0], rel=1e-4)
+    assert np.allclose(found[1], wanted[1], atol=1e-4)  # nothing is drawn below the boundary: the same masks
+    calls = []
+    cached.backend.trunk.layers[3].register_forward_hook(lambda *_: calls.append(1))
+    again = cached.predict_table(make_rows(12, start=30), "t", "test")
+    assert np.array_equal(again.probs, found[1]) and np.ptp(again.members, axis=0).max() > 1e-4
+    assert not calls
+
+
 def test_gradients_and_checkpointing(tmp_path, tokenizer):
     wanted = outcome(build(tmp_path / "a", tokenizer))
     options = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
@@ -100,7 +114,7 @@ def test_states_survive_a_half_written_file(tmp_path, tokenizer):
     (trunk.folder / "killed.bin").write_bytes(b"half")  # no index yet: as if it were not there
     again = TrunkCache(trainer.model, tmp_path / "trunk")
     rows = [[5, 6, 7], [5, 6, 9, 9]]
-    plan = trainer.backend.packing.layout(rows)
+    plan = packing.layout(rows)
     states = again.states(rows, plan)
     again.flush()
     assert torch.equal(again.states(rows, plan), states) and states.shape == (1, 5, 32)  # from disk: the same
