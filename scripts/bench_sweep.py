@@ -61,8 +61,8 @@ def recipe_of(method: str, seed: int, args: Any, folder: str, side: str) -> Any:
     )  # fmt: skip
 
 
-def run_one(method: str, seed: int, args: Any, folder: str, side: str) -> dict[str, Any]:
-    """Seconds of the whole run, of its training and of its prediction; the probabilities; operations of a step."""
+def run_one(method: str, seed: int, args: Any, folder: str, side: str, count: bool) -> dict[str, Any]:
+    """Seconds of the whole run, of its training and of its prediction; the probabilities; operations if wanted."""
     from dappr_llm import DAPPrTrainer
     from dappr_llm import run as runs
     from dappr_llm.batching import RowSet
@@ -83,7 +83,7 @@ def run_one(method: str, seed: int, args: Any, folder: str, side: str) -> dict[s
     return {
         "seconds": np.array([end - start, trained - ready, end - trained]),
         "probs": [table.probs for table in tables],
-        "flops": operations(trainer),
+        "flops": operations(trainer) if count else None,
     }
 
 
@@ -134,7 +134,9 @@ def main() -> None:
             for method in args.methods:
                 shift = len(found) % len(sides)
                 order = sides[shift:] + sides[:shift]
-                found[f"{method}, seed {seed}"] = {side: run_one(method, seed, args, folder, side) for side in order}
+                first = not found  # operations are the same in all runs of a side
+                runs = {side: run_one(method, seed, args, folder, side, first) for side in order}
+                found[f"{method}, seed {seed}"] = runs
                 print(f"{method}, seed {seed}: done", flush=True)
     benchlib.save(args.json and Path(args.json), {"machine": benchlib.machine(), **summary(found, args)})
 

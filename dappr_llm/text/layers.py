@@ -6,14 +6,15 @@ from typing import Any
 
 from torch import nn
 
+from ..outputs import without_wrapper
+
 # Blocks of a layer that work on each token by itself, by parts of the names that models give them.
 _TOKENWISE = ("norm", "ln_", "mlp", "feed_forward", "ffn")
 
 
 def unwrapped(model: nn.Module) -> Any:
     """A causal LM without what processes and an adapter put around it."""
-    while hasattr(model, "module"):  # DistributedDataParallel
-        model = model.module  # type: ignore[assignment]
+    model = without_wrapper(model)
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 

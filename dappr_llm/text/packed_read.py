@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..outputs import to_device
+from ..outputs import evaluating, to_device
 from . import packing
 from .last_layer import find_last_layer, only_at
 
@@ -110,15 +109,3 @@ def read_packed(model: nn.Module, plan: Mapping[str, Any]) -> Tensor:
         **{packing.KEYWORD: plan},
     ).logits
     return logits[0]
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode; every module's own mode is restored."""
-    before = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in before:
-            module.training = training

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..methods import Method
-from ..outputs import Outputs, option_rows, repeat_rows, to_device
+from ..outputs import Outputs, evaluating, option_rows, repeat_rows, to_device
 from . import packing
 from .layers import compile_blocks, unwrapped
-from .packed_read import PackedReading, evaluating, read_packed
+from .packed_read import PackedReading, read_packed
 from .trunk_cache import TrunkCache
 
 

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..outputs import to_device
+from ..outputs import evaluating, to_device
 from . import packing
 from .layers import decoder_layers, unwrapped
 
@@ -145,13 +145,8 @@ class TrunkCache:
         rows = [list(row) for row in missing.values()]
         device = next(self.layers[0].parameters()).device
         plan = packing.layout(rows)
-        before = [(module, module.training) for module in self.layers[: self.boundary].modules()]
-        self.layers[: self.boundary].eval()
-        try:
+        with evaluating(self.layers[: self.boundary]):
             below = _run_below(self.model, self.layers, self.boundary, to_device(plan, device))
-        finally:
-            for module, training in before:
-                module.training = training
         self.computed += len(rows)
         states = below[0].to("cpu", self._dtype)
         keys, path = list(missing), states[:0]
