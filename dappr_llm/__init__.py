@@ -8,47 +8,45 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _LAZY = {
-    "AdapterEnsemble": "ensemble",
-    "DAPPrConfig": "config",
-    "DAPPrTrainer": "trainer",
+    "AdapterEnsemble": "inference.ensemble",
+    "DAPPrConfig": "training.config",
+    "DAPPrTrainer": "training.trainer",
     "ImageClassifier": "vision.model",
     "ImageClassifierConfig": "vision.model",
     "METHODS": "methods",
-    "PredictionTable": "predictions",
-    "UncertaintyPipeline": "pipeline",
-    "UserError": "errors",
-    "calibrate": "calibration",
+    "PredictionTable": "evaluation.prediction_table",
+    "UncertaintyPipeline": "inference.pipeline",
+    "UserError": "core.errors",
+    "calibrate": "decisions.rule",
     "dappr_loss": "methods.dappr",
     "dappr_uncertainty": "methods.dappr",
-    "evaluate_id": "evaluators",
-    "evaluate_ood": "evaluators",
+    "evaluate_id": "evaluation.evaluators",
+    "evaluate_ood": "evaluation.evaluators",
     "get_method": "methods",
-    "load_checkpoint": "run",
-    "push": "hub",
-    "register_pipeline": "hf_task",
+    "load_checkpoint": "inference.loading",
+    "load_task": "text.data.tasks",
+    "push": "inference.hub",
+    "register_pipeline": "inference.hf_pipeline",
 }
 
 __all__ = ["__version__", *sorted(_LAZY)]
 
 if TYPE_CHECKING:
-    from .calibration import calibrate as calibrate
-    from .config import DAPPrConfig as DAPPrConfig
-    from .ensemble import AdapterEnsemble as AdapterEnsemble
-    from .errors import UserError as UserError
-    from .evaluators import evaluate_id as evaluate_id
-    from .evaluators import evaluate_ood as evaluate_ood
-    from .hf_task import register_pipeline as register_pipeline
-    from .hub import push as push
-    from .methods import METHODS as METHODS
-    from .methods import get_method as get_method
-    from .methods.dappr import dappr_loss as dappr_loss
-    from .methods.dappr import dappr_uncertainty as dappr_uncertainty
-    from .pipeline import UncertaintyPipeline as UncertaintyPipeline
-    from .predictions import PredictionTable as PredictionTable
-    from .run import load_checkpoint as load_checkpoint
-    from .trainer import DAPPrTrainer as DAPPrTrainer
-    from .vision.model import ImageClassifier as ImageClassifier
-    from .vision.model import ImageClassifierConfig as ImageClassifierConfig
+    from .core.errors import UserError
+    from .decisions.rule import calibrate
+    from .evaluation.evaluators import evaluate_id, evaluate_ood
+    from .evaluation.prediction_table import PredictionTable
+    from .inference.ensemble import AdapterEnsemble
+    from .inference.hf_pipeline import register_pipeline
+    from .inference.hub import push
+    from .inference.loading import load_checkpoint
+    from .inference.pipeline import UncertaintyPipeline
+    from .methods import METHODS, get_method
+    from .methods.dappr import dappr_loss, dappr_uncertainty
+    from .text.data.tasks import load_task
+    from .training.config import DAPPrConfig
+    from .training.trainer import DAPPrTrainer
+    from .vision.model import ImageClassifier, ImageClassifierConfig
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,6 @@
 """`python -m dappr_llm`, and `accelerate launch -m dappr_llm`."""
 
-from .cli import main
+from .commands.main import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

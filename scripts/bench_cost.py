@@ -16,9 +16,9 @@ import argparse
 
 import numpy as np
 
-from dappr_llm.benchmarking import Workload, interleaved
+from dappr_llm.core.recipe import load_recipe
 from dappr_llm.methods import METHODS
-from dappr_llm.recipe import load_recipe
+from dappr_llm.scale.benchmarking import Workload, interleaved
 
 
 def main() -> None:

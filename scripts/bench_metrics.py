@@ -19,9 +19,9 @@ import time
 
 import numpy as np
 
-from dappr_llm.evaluators import evaluate_tables
-from dappr_llm.intervals import bootstrap
-from dappr_llm.predictions import PredictionTable
+from dappr_llm.evaluation.bootstrap import bootstrap
+from dappr_llm.evaluation.evaluators import evaluate_tables
+from dappr_llm.evaluation.prediction_table import PredictionTable
 
 
 def make_table(rows: int, evidence: float, task: str) -> PredictionTable:

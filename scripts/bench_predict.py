@@ -40,7 +40,7 @@ class Bench:
 
     def __init__(self, model_name: str, rows: list[Any], folder: str):
         from dappr_llm import DAPPrConfig, DAPPrTrainer
-        from dappr_llm.batching import RowSet
+        from dappr_llm.inference.batching import RowSet
         from dappr_llm.methods import get_method
         from dappr_llm.text.backend import TextBackend
 
@@ -60,7 +60,7 @@ class Bench:
         self._lengths: list[list[int]] | None = None
 
     def plain(self, _: Any = None) -> None:
-        from dappr_llm.text.readout import ChoiceReadout
+        from dappr_llm.text.readouts.letters import ChoiceReadout
 
         before = self.backend.readout.token_ids
         self.backend.readout.remove()  # the head's own output, all of it
@@ -115,7 +115,7 @@ class Bench:
 
 
 def load_rows(root: str | None, fraction: float) -> list[Any]:
-    from dappr_llm.text.tasks import get_task, load_task
+    from dappr_llm.text.data.tasks import get_task, load_task
 
     found = []
     for name in TASKS:
@@ -236,7 +236,7 @@ def measure_linear(args: Any) -> dict[str, Any]:
     """Seconds against the number of items, for prediction and training, on a model small enough for many."""
     from datasets import concatenate_datasets
 
-    from dappr_llm.text.tasks import load_task
+    from dappr_llm.text.data.tasks import load_task
 
     pool = concatenate_datasets([load_task(task, "train", args.data_root) for task in ("obqa", "csqa")])
     pool = pool.shuffle(seed=0)

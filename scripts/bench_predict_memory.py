@@ -66,7 +66,7 @@ def measure(folder: Path, rows: int, batch: int) -> dict[str, float]:
     task, out = folder / f"in-{rows}", folder / f"out-{rows}"
     write_shards(task, rows)
     code = (
-        "import json, resource, sys, time; begun = time.monotonic(); from dappr_llm.cli import main;"
+        "import json, resource, sys, time; begun = time.monotonic(); from dappr_llm.commands.main import main;"
         "code = main(sys.argv[1:]); peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss;"
         "print(json.dumps({'peak': peak, 'seconds': time.monotonic() - begun})); raise SystemExit(code)"
     )

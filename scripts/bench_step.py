@@ -11,8 +11,8 @@ import argparse
 
 import numpy as np
 
-from dappr_llm.benchmarking import Workload, interleaved, median_ratio
-from dappr_llm.recipe import load_recipe
+from dappr_llm.core.recipe import load_recipe
+from dappr_llm.scale.benchmarking import Workload, interleaved, median_ratio
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ SIDES = ("cache", "without", "every layer")
 
 
 def recipe_of(method: str, seed: int, args: Any, folder: str, side: str) -> Any:
-    from dappr_llm.recipe import build_recipe
+    from dappr_llm.core.recipe import build_recipe
 
     lowest = 0 if side == "every layer" else args.layers - args.top
     return build_recipe(
@@ -64,8 +64,8 @@ def recipe_of(method: str, seed: int, args: Any, folder: str, side: str) -> Any:
 def run_one(method: str, seed: int, args: Any, folder: str, side: str, count: bool) -> dict[str, Any]:
     """Seconds of the whole run, of its training and of its prediction; the probabilities; operations if wanted."""
     from dappr_llm import DAPPrTrainer
-    from dappr_llm import run as runs
-    from dappr_llm.batching import RowSet
+    from dappr_llm.inference import loading as runs
+    from dappr_llm.inference.batching import RowSet
 
     recipe = recipe_of(method, seed, args, folder, side)
     start = time.perf_counter()

@@ -36,7 +36,7 @@ class Bench:
         from dappr_llm import DAPPrConfig, DAPPrTrainer
         from dappr_llm.methods import get_method
         from dappr_llm.text.backend import TextBackend
-        from dappr_llm.text.tasks import load_task
+        from dappr_llm.text.data.tasks import load_task
 
         self.model, self.tokenizer = benchlib.load_model(model_name)
         self.method, self.cross_entropy = get_method("dappr"), get_method("ce")
@@ -71,9 +71,9 @@ class Bench:
         self.losses[name] = float(loss.detach())
 
     def plain(self, batch: Any) -> None:
+        from dappr_llm.core.outputs import Outputs
         from dappr_llm.methods import Progress
-        from dappr_llm.outputs import Outputs
-        from dappr_llm.text.readout import ChoiceReadout
+        from dappr_llm.text.readouts.letters import ChoiceReadout
 
         ids = self.backend.readout.token_ids
         self.backend.readout.remove()  # the head's own output, all of it

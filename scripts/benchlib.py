@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from dappr_llm import checkpoint
+from dappr_llm.core import checkpoint
 
 # Dense bfloat16 FLOP/s of GPUs, from their data sheets.
 PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10": 125e12, "4090": 165e12}

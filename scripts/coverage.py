@@ -15,10 +15,10 @@ import math
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from dappr_llm import metrics
-from dappr_llm.abstention import abstention_score
-from dappr_llm.calibration import calibrate, scale
-from dappr_llm.predictions import PredictionTable
+from dappr_llm.decisions.risk_control import abstention_score
+from dappr_llm.decisions.rule import calibrate, scale
+from dappr_llm.evaluation import metrics
+from dappr_llm.evaluation.prediction_table import PredictionTable
 
 
 def measure(table: PredictionTable, test: np.ndarray, rule) -> dict[str, float]:

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dappr_llm.evaluators import evaluate_tables
-from dappr_llm.files import atomic_write, write_text
-from dappr_llm.intervals import bootstrap
-from dappr_llm.predictions import PredictionTable
+from dappr_llm.core.files import atomic_write, write_text
+from dappr_llm.evaluation.bootstrap import bootstrap
+from dappr_llm.evaluation.evaluators import evaluate_tables
+from dappr_llm.evaluation.prediction_table import PredictionTable
 
 KEYS = {
     "id/accuracy": "accuracy",

@@ -26,7 +26,13 @@ from typing import Any
 
 # Imported once, for all children.
 _SHARED = (
-    *("dappr_llm.trainer", "dappr_llm.commands", "dappr_llm.run", "dappr_llm.text.backend", "dappr_llm.text.tasks"),
+    *(
+        "dappr_llm.training.trainer",
+        "dappr_llm.commands.walks",
+        "dappr_llm.inference.loading",
+        "dappr_llm.text.backend",
+        "dappr_llm.text.data.tasks",
+    ),
     *("datasets", "peft", "matplotlib.pyplot", "sklearn.metrics", "transformers.models.mistral.modeling_mistral"),
     *("transformers.models.auto.modeling_auto", "transformers.optimization", "torch._dynamo", "pyarrow.parquet"),
 )
@@ -82,7 +88,7 @@ class Child:
             handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(handle, 1)
             os.dup2(handle, 2)
-            from dappr_llm.cli import main as dappr
+            from dappr_llm.commands.main import main as dappr
 
             announce_phases(announce)
             code = dappr(arguments(recipe, run))
@@ -120,7 +126,7 @@ class Child:
 
 def announce_phases(pipe: int) -> None:
     """Let the trainer of this process say, byte by byte, what it begins."""
-    from dappr_llm.trainer import DAPPrTrainer
+    from dappr_llm.training.trainer import DAPPrTrainer
 
     for phase, name in METHODS.items():
         original = getattr(DAPPrTrainer, name)
@@ -205,7 +211,7 @@ def check(run: Path, wanted: dict[str, bytes]) -> None:
     if weights(run) != wanted:
         raise SystemExit(f"{run}: the weights differ from the uninterrupted run's")
     for path in (run / "predictions").glob("*.npz"):
-        from dappr_llm.predictions import PredictionTable
+        from dappr_llm.evaluation.prediction_table import PredictionTable
 
         PredictionTable.load(path)
     json.loads((run / "results.json").read_text())

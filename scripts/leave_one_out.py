@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from dappr_llm.analysis import plot_curves
-from dappr_llm.intervals import over_seeds
+from dappr_llm.evaluation.bootstrap import over_seeds
+from dappr_llm.evaluation.paper_analyses import plot_curves
+from dappr_llm.vision.data.tasks import load_image_task
 from dappr_llm.vision.model import ImageClassifier, ImageClassifierConfig
-from dappr_llm.vision.tasks import load_image_task
 
 LEVELS = (0.1, 0.3, 0.5, 0.7, 0.9, 0.99)
 

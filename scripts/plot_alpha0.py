@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from dappr_llm.analysis import load_runs, plot_evidence
+from dappr_llm.evaluation.paper_analyses import load_runs, plot_evidence
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 
-from dappr_llm.analysis import lambda_curves, load_runs, plot_curves
+from dappr_llm.evaluation.paper_analyses import lambda_curves, load_runs, plot_curves
 
 
 def main() -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import argparse
 
-from dappr_llm.analysis import load_runs, plot_reliabilities
-from dappr_llm.predictions import PredictionTable
+from dappr_llm.evaluation.paper_analyses import load_runs, plot_reliabilities
+from dappr_llm.evaluation.prediction_table import PredictionTable
 
 
 def main() -> None:

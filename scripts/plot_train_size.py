@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 
-from dappr_llm.analysis import falls, load_runs, plot_curves, size_curves
+from dappr_llm.evaluation.paper_analyses import falls, load_runs, plot_curves, size_curves
 
 
 def main() -> None:

@@ -12,10 +12,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from dappr_llm.analysis import load_runs, render_shift, shift_table
-from dappr_llm.commands import load_predictor, predict
-from dappr_llm.predictions import PredictionTable
-from dappr_llm.vision.catalogue import CORRUPTIONS, SEVERITIES
+from dappr_llm.commands.walks import load_predictor, predict
+from dappr_llm.evaluation.paper_analyses import load_runs, render_shift, shift_table
+from dappr_llm.evaluation.prediction_table import PredictionTable
+from dappr_llm.vision.data.catalogue import CORRUPTIONS, SEVERITIES
 
 
 def tables_of(folder: Path, names: list[str], args: argparse.Namespace) -> dict[str, PredictionTable]:

@@ -63,7 +63,7 @@ def trained(tmp_path_factory, tokenizer):
     """A finished run with its base model and data, made once: `trained / "run"`. Copy what you change."""
     from serving import serving_recipe
 
-    from dappr_llm.cli import main
+    from dappr_llm.commands.main import main
 
     folder = tmp_path_factory.mktemp("trained")
     build_model().save_pretrained(folder / "base")

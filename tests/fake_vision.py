@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
+from dappr_llm.core.outputs import Outputs
 from dappr_llm.methods import HeadInfo
-from dappr_llm.outputs import Outputs
 
 CENTRES = torch.tensor([[4.0, 0.0], [-2.0, 3.5], [-2.0, -3.5]])
 

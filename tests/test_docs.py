@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dappr_llm.cli import _parser
-from dappr_llm.recipe import find_recipe, load_recipe
+from dappr_llm.commands.main import _parser
+from dappr_llm.core.recipe import find_recipe, load_recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "recipes").rglob("*.md"))]
@@ -37,8 +37,8 @@ def test_the_readmes_loss_example_runs():
 
 
 def test_the_readmes_own_data_recipe_loads(tmp_path):
-    from dappr_llm import run
-    from dappr_llm.text.tasks import get_task
+    from dappr_llm.inference import loading as run
+    from dappr_llm.text.data.tasks import get_task
 
     path = tmp_path / "my.yaml"
     path.write_text(blocks(ROOT / "README.md", "yaml")[0])

@@ -1,80 +1,48 @@
-"""Dependency directions: who may import whom, read from the source."""
+"""Directions of import between the folders of the package, read from the source. docs/architecture.md explains them."""
 
 import ast
-import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "dappr_llm"
-HEAVY = {"torch", "transformers", "peft", "datasets", "accelerate", "timm", "bitsandbytes", "matplotlib"}
-WITHOUT_TORCH = [
-    "errors",
-    "files",
-    "recipe",
-    "manifest",
-    "checkpoint",
-    "launch",
-    "planning",
-    "cli_scale",
-    "predictions",
-    "batching",
-    "prediction_cache",
-    "metrics",
-    "evaluators",
-    "weighted",
-    "intervals",
-    "results",
-    "questions",
-    "report",
-    "audit",
-    "conformal",
-    "abstention",
-    "calibration",
-    "card",
-    "hub",
-    "batch_predict",
-    "pipeline",
-    "ask",
-    "decide",
-    "adopt",
-    "hf_task",
-    "commands",
-    "combining",
-    "task_kinds",
-    "analysis",
-    "cli_serve",
-    "cli",
-]
-VISION_DATA = [
-    "arrays",
-    "catalogue",
-    "chance",
-    "digits",
-    "folders",
-    "images",
-    "rows",
-    "sources",
-    "splits",
-    "tasks",
-    "transforms",
-]
+FILES = sorted(PACKAGE.rglob("*.py"))
+# Each folder may import itself and the folders named here, nothing else of ours.
+MAY_IMPORT = {
+    "core": set(),
+    "methods": {"core"},
+    "text": {"core", "methods"},
+    "vision": {"core", "methods"},
+    "evaluation": {"core"},
+    "decisions": {"core", "evaluation"},
+    "inference": {"core", "methods", "text", "vision", "evaluation", "decisions"},
+    "training": {"core", "methods", "text", "vision", "evaluation", "decisions", "inference"},
+    "scale": {"core", "methods", "text", "vision", "evaluation", "decisions", "inference", "training"},
+    "commands": {"core", "methods", "text", "vision", "evaluation", "decisions", "inference", "training", "scale"},
+}
+MODALITIES = {"text", "vision"}
+# The only files that choose between text and vision: the first for those who read, the second for those who train.
+CHOOSE = {"inference/modality.py", "training/build.py"}
+HEAVY = {"torch", "transformers", "peft", "datasets", "accelerate", "timm", "bitsandbytes", "matplotlib", "torchvision"}
+# Nothing in these may need torch, not even inside a function.
+NEVER_TORCH = {"evaluation", "decisions"}
 
 
 def imports(path, everywhere=True):
-    """Modules imported by a file; `everywhere` counts imports inside functions too, but never type-checking ones."""
+    """Modules a file imports; `everywhere` includes imports inside functions, but never those for type checking."""
     tree = ast.parse(path.read_text())
-    inside_typing = {
+    for_typing = {
         id(node)
         for block in ast.walk(tree)
         if isinstance(block, ast.If) and getattr(block.test, "id", "") == "TYPE_CHECKING"
         for node in ast.walk(block)
     }
-    nodes = ast.walk(tree) if everywhere else tree.body
     package = ("dappr_llm", *path.relative_to(PACKAGE).parent.parts)
     found = set()
-    for node in nodes:
-        if id(node) in inside_typing:
+    for node in ast.walk(tree) if everywhere else tree.body:
+        if id(node) in for_typing:
             continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
@@ -85,70 +53,79 @@ def imports(path, everywhere=True):
     return found
 
 
+def name_of(path):
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def folder_of(path):
+    return path.relative_to(PACKAGE).parts[0]
+
+
 def ours(found):
-    return {name.split(".")[1] for name in found if name.startswith("dappr_llm.")}
+    return {name.split(".")[1] for name in found if name.startswith("dappr_llm.")} & set(MAY_IMPORT)
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / "methods").glob("*.py")), ids=lambda p: p.stem)
+def libraries(found):
+    return {name.split(".")[0] for name in found}
+
+
+def test_the_package_has_ten_folders_and_no_loose_modules():
+    assert {path.name for path in PACKAGE.glob("*.py")} == {"__init__.py", "__main__.py"}
+    assert {path.parent.name for path in PACKAGE.glob("*/__init__.py")} == set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.parent != PACKAGE], ids=name_of)
+def test_folders_import_in_one_direction(path):
+    folder = folder_of(path)
+    assert ours(imports(path)) <= MAY_IMPORT[folder] | {folder}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_few_files_choose_between_text_and_vision(path):
+    """What differs between modalities is the backend's to say."""
+    if path.parent != PACKAGE and folder_of(path) not in MODALITIES and name_of(path) not in CHOOSE:
+        assert not ours(imports(path)) & MODALITIES
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "methods").glob("*.py")), ids=name_of)
 def test_methods_see_tensors_only(path):
     found = imports(path)
-    assert ours(found) <= {"outputs", "errors", "methods"}
-    assert not {name.split(".")[0] for name in found} & (HEAVY - {"torch"})
+    assert {name for name in found if name.startswith("dappr_llm.core.")} <= {
+        *("dappr_llm.core.errors", "dappr_llm.core.outputs"),
+        *(name for name in found if name.startswith(("dappr_llm.core.errors.", "dappr_llm.core.outputs."))),
+    }
+    assert not libraries(found) & (HEAVY - {"torch"})
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / "text").glob("*.py")), ids=lambda p: p.stem)
-def test_text_knows_neither_trainer_nor_vision(path):
-    assert ours(imports(path)) <= {"outputs", "errors", "methods", "batching", "text"}
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_libraries_with_one_home(path):
+    found = imports(path)
+    if folder_of(path) != "training":
+        assert not {"transformers.Trainer", "transformers.TrainerCallback"} & found
+    if folder_of(path) != "scale":
+        assert "ray" not in libraries(found)
+    if folder_of(path) in NEVER_TORCH and "evaluate_modules" not in path.parts:
+        assert not libraries(found) & (HEAVY - {"matplotlib"})
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / "vision").glob("*.py")), ids=lambda p: p.stem)
-def test_vision_knows_neither_trainer_nor_text(path):
-    assert ours(imports(path)) <= {"outputs", "errors", "methods", "vision"}
-
-
-@pytest.mark.parametrize("name", VISION_DATA)
-def test_image_tasks_are_named_without_torch(name):
-    """Recipes ask whether a task means images; rows and transforms import torch when they meet a tensor."""
-    found = imports(PACKAGE / "vision" / f"{name}.py", everywhere=False)
-    assert not {module.split(".")[0] for module in found} & (HEAVY | {"torchvision", "PIL", "sklearn", "scipy"})
-    assert {m.split(".")[2] for m in found if m.startswith("dappr_llm.vision.")} <= set(VISION_DATA)
-
-
-def test_the_trainer_chooses_neither_text_nor_vision():
-    assert not ours(imports(PACKAGE / "trainer.py")) & {"text", "vision", "cli", "commands", "hub"}
-    for name in ("durable", "nonfinite", "stepping", "tracking", "publishing"):
-        assert not ours(imports(PACKAGE / f"{name}.py")) & {"text", "vision", "cli", "commands", "run"}, name
-
-
-@pytest.mark.parametrize("name", ["heads", "auxiliary"])
-def test_what_methods_ask_of_training_knows_neither_text_nor_vision(name):
-    found = imports(PACKAGE / f"{name}.py")
-    assert ours(found) <= {"errors", "methods", "outputs", "passes"}
-    assert not {module.split(".")[0] for module in found} & {"peft", "datasets", "timm"}
-
-
-def test_run_does_not_know_who_uses_it():
-    assert not ours(imports(PACKAGE / "run.py")) & {"commands", "cli", "report", "evaluators"}
-
-
-@pytest.mark.parametrize("name", ["conformal", "abstention", "calibration", "hub", "batch_predict", "pipeline", "ask"])
-def test_serving_knows_neither_text_nor_vision(name):
-    """Vision adapters use the same calls: what differs between modalities is the backend's to say."""
-    assert not ours(imports(PACKAGE / f"{name}.py")) & {"text", "vision", "trainer", "cli", "commands"}
-
-
-@pytest.mark.parametrize("name", WITHOUT_TORCH)
-def test_import_without_torch(name):
-    found = imports(PACKAGE / f"{name}.py", everywhere=False)
-    assert not {module.split(".")[0] for module in found} & HEAVY
-    assert not ours(found) - set(WITHOUT_TORCH) - {"__version__"}
+def test_help_and_reports_import_no_torch():
+    """Verbs import what is slow when they run: help, argument errors and reports must not wait for it."""
+    modules = [
+        ".".join(("dappr_llm", *path.relative_to(PACKAGE).with_suffix("").parts))
+        for path in FILES
+        if folder_of(path) in {"commands", "decisions", "evaluation"} and "evaluate_modules" not in path.parts
+    ]
+    code = f"import importlib, sys\nfor name in {modules!r}: importlib.import_module(name)\n"
+    code += f"print(sorted(set(sys.modules) & {HEAVY!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_nothing_outside_methods_branches_on_a_methods_name():
     """A comparison with a registry name, or a match on one, belongs into the contract."""
     from dappr_llm.methods import METHODS
 
-    for path in PACKAGE.rglob("*.py"):
+    for path in FILES:
         if path.parent.name == "methods":
             continue
         for node in ast.walk(ast.parse(path.read_text())):
@@ -158,27 +135,20 @@ def test_nothing_outside_methods_branches_on_a_methods_name():
             assert not set(METHODS) & {text for text in texts if isinstance(text, str)}, f"{path}, line {node.lineno}"
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / "reporting").glob("*.py")), ids=lambda p: p.stem)
-def test_the_report_reads_tables_only(path):
-    found = imports(path)
-    assert not {module.split(".")[0] for module in found} & HEAVY
-    assert ours(found) <= {
-        "__version__", "checkpoint", "errors", "evaluators", "files", "intervals", "metrics", "predictions", "questions",
-        "reporting", "results",
-    }  # fmt: skip
+def test_nobody_sniffs_at_backends():
+    """A backend says what it can do through `core.backend.Backend`; asking for attributes by name hides members."""
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("hasattr", "getattr"):
+                asked = ast.unparse(node.args[0])
+                assert not asked.split(".")[-1].endswith("backend"), f"{path}, line {node.lineno}"
 
 
 def test_files_and_functions_stay_small():
     """Soft limits: past them, ask what else moved in."""
-    for path in PACKAGE.rglob("*.py"):
+    for path in FILES:
         source = path.read_text()
         assert source.count("\n") <= 400, path
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.FunctionDef):
                 assert node.end_lineno - node.lineno < 60, f"{path}: {node.name}"
-
-
-def test_every_package_is_installed():
-    listed = set(re.findall(r'"(dappr_llm[\w.]*)"', (PACKAGE.parent / "pyproject.toml").read_text()))
-    for path in PACKAGE.rglob("__init__.py"):
-        assert ".".join(path.parent.relative_to(PACKAGE.parent).parts) in listed

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..errors import UserError, nearest
+from ..core.errors import UserError, nearest
 from .base import NEEDS, HeadInfo, Method, Progress
+from .cross_entropy import CrossEntropy
 from .daedl import DAEDL
 from .dappr import DAPPr
 from .duq import DUQ
@@ -21,7 +22,6 @@ from .postnet import PostNet
 from .prior_network import PriorNetwork
 from .redl import REDL
 from .rsnn import RSNN
-from .softmax import CrossEntropy
 
 METHODS: dict[str, Callable[..., Method]] = {
     "ce": CrossEntropy,

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from ..errors import UserError, nearest
-from ..outputs import Outputs, Prediction
+from ..core.errors import UserError, nearest
+from ..core.outputs import Outputs, Prediction
 
 NEEDS = frozenset({"features", "input_grad", "ood_rows", "spectral_norm", "fit_before", "fit_after", "after_step"})
 SCHEDULES = ("warmup", "linear", "constant")

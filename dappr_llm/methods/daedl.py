@@ -21,12 +21,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError
-from ..outputs import Outputs, Prediction, from_alpha, upcast
+from ..core.errors import UserError
+from ..core.outputs import Outputs, Prediction, from_alpha, upcast
 from .base import HeadInfo, Method, Progress, Scheduled, check_choice, single_pass
+from .class_gaussians import fit_gaussians, log_density
 from .dirichlet import clamp_keeping_gradient, kl_to_symmetric, one_hot_labels
 from .edl import expected_error
-from .gaussian import fit_gaussians, log_density
 
 COVARIANCES = ("auto", "full", "shared")
 _LIMIT = 30.0  # exp(88) is infinite in float32

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from ..outputs import Outputs, Prediction, from_alpha, upcast
+from ..core.outputs import Outputs, Prediction, from_alpha, upcast
 from .base import Method, Progress, Scheduled, check_choice
 from .dirichlet import (
     evidence_gain,

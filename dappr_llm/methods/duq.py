@@ -24,8 +24,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError
-from ..outputs import Outputs, Prediction
+from ..core.errors import UserError
+from ..core.outputs import Outputs, Prediction
 from .base import HeadInfo, Method, Progress, single_pass
 from .dirichlet import one_hot_labels
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from ..outputs import Outputs, Prediction, from_alpha, upcast
+from ..core.outputs import Outputs, Prediction, from_alpha, upcast
 from .base import Method, Progress, Scheduled, check_choice
 from .dirichlet import kl_to_symmetric, mean_variance, one_hot_labels, spurious_evidence, squared_error, without_label
 

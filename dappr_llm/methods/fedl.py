@@ -20,8 +20,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError
-from ..outputs import Outputs, Prediction, upcast
+from ..core.errors import UserError
+from ..core.outputs import Outputs, Prediction, upcast
 from .base import HeadInfo, Method, Progress, single_pass
 from .dirichlet import log_softplus, one_hot_labels, squared_error
 

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from ..errors import UserError
-from ..outputs import Outputs, Prediction, from_alpha, upcast
+from ..core.errors import UserError
+from ..core.outputs import Outputs, Prediction, from_alpha, upcast
 from .base import Method, Progress
 from .dirichlet import log_softplus, one_hot_labels
 from .edl import expected_error

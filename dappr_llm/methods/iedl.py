@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from ..errors import UserError
-from ..outputs import Outputs, Prediction, from_alpha, upcast
+from ..core.errors import UserError
+from ..core.outputs import Outputs, Prediction, from_alpha, upcast
 from .base import Method, Progress, Scheduled
 from .dirichlet import kl_to_symmetric, mean_variance, one_hot_labels, squared_error, without_label
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from ..errors import UserError
-from ..outputs import Outputs, Prediction, from_log_probs, upcast
+from ..core.errors import UserError
+from ..core.outputs import Outputs, Prediction, from_log_probs, upcast
 from .base import Method, Progress
 
 

@@ -25,8 +25,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError
-from ..outputs import Outputs, Prediction
+from ..core.errors import UserError
+from ..core.outputs import Outputs, Prediction
 from .base import HeadInfo, Method, Progress, check_choice, single_pass
 from .dirichlet import clamp_keeping_gradient
 from .flows import RadialFlows

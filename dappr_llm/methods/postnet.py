@@ -20,8 +20,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError
-from ..outputs import Outputs, Prediction, from_alpha
+from ..core.errors import UserError
+from ..core.outputs import Outputs, Prediction, from_alpha
 from .base import HeadInfo, Method, Progress, check_choice
 from .dirichlet import clamp_keeping_gradient, entropy, expected_cross_entropy, one_hot_labels
 from .flows import RadialFlows

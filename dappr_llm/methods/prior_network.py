@@ -24,8 +24,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..errors import UserError
-from ..outputs import Outputs, Prediction, from_alpha, upcast
+from ..core.errors import UserError
+from ..core.outputs import Outputs, Prediction, from_alpha, upcast
 from .base import Method, Progress
 from .dirichlet import clamp_keeping_gradient, kl_divergence
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from ..errors import UserError
-from ..outputs import Outputs, Prediction, from_alpha, upcast
+from ..core.errors import UserError
+from ..core.outputs import Outputs, Prediction, from_alpha, upcast
 from .base import Method, Progress, Scheduled
 from .dirichlet import kl_to_symmetric, one_hot_labels, squared_error
 

@@ -27,11 +27,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from ..errors import UserError
-from ..outputs import Outputs, Prediction
+from ..core.errors import UserError
+from ..core.outputs import Outputs, Prediction
 from .base import HeadInfo, Method, Progress, check_choice, single_pass
-from .budget import choose_sets
 from .dirichlet import one_hot_labels
+from .rsnn_class_sets import choose_sets
 
 EMBEDDINGS = ("tsne", "pca")
 

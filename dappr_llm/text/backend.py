@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ..batching import is_stream
-from ..errors import UserError
+from ..core.errors import UserError
+from ..inference.batching import is_stream
 from ..methods import Method, name_of, served_by
-from . import embedded
-from .items import LETTERS, Columns, MCQItem, parse_item
-from .layers import keep_differentiable, unwrapped
-from .packed_read import PackedReading
-from .preparing import prepare_rows
+from . import bundled_model as embedded
+from .data.items import LETTERS, Columns, MCQItem, parse_item
+from .data.prepare import prepare_rows
+from .data.streams import prepare_stream, widest
+from .model_reader import PromptReader
+from .packing.decoder_layers import keep_differentiable, unwrapped
+from .packing.self_check import PackedReading
 from .prompt import Prompt, choice_token_ids, tokenize_items
-from .reading import PromptReader
-from .readout import ChoiceReadout
-from .streams import prepare_stream, widest
+from .readouts.letters import ChoiceReadout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

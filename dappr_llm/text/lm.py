@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import UserError, nearest
-from . import embedded
+from ..core.errors import UserError, nearest
+from . import bundled_model as embedded
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError
-from .items import LETTERS
+from ..core.errors import UserError
+from .data.items import LETTERS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError, nearest
+from ..core.errors import UserError, nearest
 from .convnet import ConvNet
 
 STEMS = ("default", "small")

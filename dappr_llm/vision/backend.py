@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError
+from ..core.errors import UserError
+from ..core.outputs import Outputs
 from ..methods import Method
-from ..outputs import Outputs
-from .images import ArrayImages, HubImages, as_grey_or_rgb, decode
+from .data.images import ArrayImages, HubImages, as_grey_or_rgb, decode
+from .data.rows import ImageRows, collate_rows
 from .model import ImageClassifier
-from .rows import ImageRows, collate_rows
 from .transforms import ImageTransform
 
 _IMAGE_COLUMNS = ("image", "img", "pixel_values")

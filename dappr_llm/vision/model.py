@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForImageClassification, PretrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from ..errors import UserError
+from ..core.errors import UserError
 from ..methods import HeadInfo, get_method
 from .backbones import add_lora, build_backbone, feature_dim, normalise_spectrum
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import UserError, nearest
-from .chance import draws
+from ..core.errors import UserError, nearest
+from .data.seeded_random import draws
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-    from .tasks import ImageTask
+    from .data.tasks import ImageTask
 
 AUGMENTATIONS = ("crop", "resized_crop", "flip", "rotate")
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
@@ -322,7 +322,7 @@ def _per_channel(values: tuple[float, ...], channels: int, name: str) -> tuple[f
 
 
 def _pillow_pixels(image: Any) -> np.ndarray:
-    from .images import as_grey_or_rgb
+    from .data.images import as_grey_or_rgb
 
     pixels = np.array(as_grey_or_rgb(image, "image"))
     return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from dappr_llm.errors import UserError
+from dappr_llm.core.errors import UserError
+from dappr_llm.core.outputs import Outputs
 from dappr_llm.methods import METHODS, Progress, get_method, name_of
 from dappr_llm.methods.base import scheduled
 from dappr_llm.methods.dappr import DAPPr
-from dappr_llm.outputs import Outputs
 
 S = torch.tensor([[2.0, 0.5, -1.0, 0.0]], dtype=torch.float64)
 

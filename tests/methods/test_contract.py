@@ -5,10 +5,10 @@ import torch
 from fake_vision import FakeVision, blobs
 from safetensors.torch import load_model, save_model
 
-from dappr_llm.errors import UserError
+from dappr_llm.core.errors import UserError
+from dappr_llm.core.outputs import Outputs
 from dappr_llm.methods import METHODS, Progress, get_method, name_of, served_by
 from dappr_llm.methods.base import NEEDS
-from dappr_llm.outputs import Outputs
 
 LATE = Progress(3, 10)
 # Methods that read nothing but logits; the others are met through a model with their head.

@@ -4,13 +4,13 @@ import pytest
 import torch
 from golden import PRECISIONS, close, logits
 
-from dappr_llm.errors import UserError
+from dappr_llm.core.errors import UserError
+from dappr_llm.core.outputs import Outputs
 from dappr_llm.methods import HeadInfo, Progress, get_method
+from dappr_llm.methods.class_gaussians import fit_gaussians, log_density
 from dappr_llm.methods.dirichlet import kl_to_symmetric
 from dappr_llm.methods.edl import expected_error
 from dappr_llm.methods.fedl import flexible_moments
-from dappr_llm.methods.gaussian import fit_gaussians, log_density
-from dappr_llm.outputs import Outputs
 
 EARLY = Progress(0, 10)
 

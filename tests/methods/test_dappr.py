@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from dappr_llm import dappr_loss, dappr_uncertainty
-from dappr_llm.errors import UserError
+from dappr_llm.core.errors import UserError
+from dappr_llm.core.outputs import Outputs
 from dappr_llm.methods import Progress, get_method
 from dappr_llm.methods.dappr import DAPPr, divergence, log_possibility
 from dappr_llm.methods.dirichlet import spurious_evidence
-from dappr_llm.outputs import Outputs
 
 S = [2.0, 0.5, -1.0, 0.0]
 START = Progress(0, 10)

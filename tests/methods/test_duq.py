@@ -4,9 +4,9 @@ import pytest
 import torch
 from golden import PRECISIONS, close
 
+from dappr_llm.core.outputs import Outputs
 from dappr_llm.methods import HeadInfo, Progress, get_method
 from dappr_llm.methods.duq import DUQHead, gradient_penalty, kernel_loss
-from dappr_llm.outputs import Outputs
 
 EARLY = Progress(0, 10)
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from golden import PRECISIONS, close, logits
 
+from dappr_llm.core.outputs import Outputs
 from dappr_llm.methods import Progress, get_method
-from dappr_llm.outputs import Outputs
 
 LATE = Progress(10, 20)
 

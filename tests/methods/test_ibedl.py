@@ -4,9 +4,9 @@ import pytest
 import torch
 from golden import PRECISIONS, close, logits
 
+from dappr_llm.core.outputs import Outputs, from_alpha
 from dappr_llm.methods import Progress, get_method
 from dappr_llm.methods.ibedl import draw_alpha, information
-from dappr_llm.outputs import Outputs, from_alpha
 
 RAW = [-1.0, -1.0, -0.5, 0.0]
 NOISE = [[[0.0] * 4], [[1.0, -1.0, 0.5, 0.0]]]

@@ -4,9 +4,9 @@ import pytest
 import torch
 from golden import PRECISIONS, close, logits
 
+from dappr_llm.core.outputs import Outputs
 from dappr_llm.methods import Progress, get_method
 from dappr_llm.methods.iedl import log_det_fisher
-from dappr_llm.outputs import Outputs
 
 
 @pytest.mark.parametrize("dtype, tolerance", PRECISIONS)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from golden import MEMBERS, close
 
+from dappr_llm.core.outputs import Outputs
 from dappr_llm.methods import get_method
-from dappr_llm.outputs import Outputs
 
 
 @pytest.mark.parametrize("name", ["mc_dropout", "ce"])

@@ -4,13 +4,13 @@ import pytest
 import torch
 from golden import PRECISIONS, close
 
-from dappr_llm.errors import UserError
+from dappr_llm.core.errors import UserError
+from dappr_llm.core.outputs import Outputs
 from dappr_llm.methods import HeadInfo, Progress, get_method
 from dappr_llm.methods.dirichlet import entropy
 from dappr_llm.methods.flows import RadialFlows
 from dappr_llm.methods.natpn import log_budget, natural_alpha
 from dappr_llm.methods.postnet import PostNetHead, class_budget, evidence_to_alpha
-from dappr_llm.outputs import Outputs
 
 LAYERS = [((0.1, 0.0), 0.2, -0.3), ((-0.5, 0.4), -0.1, 0.6)]  # centre, a', b'
 POINT = [[0.3, -0.2]]

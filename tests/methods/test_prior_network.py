@@ -4,9 +4,9 @@ import pytest
 import torch
 from golden import PRECISIONS, close, logits
 
+from dappr_llm.core.outputs import Outputs
 from dappr_llm.methods import Progress, get_method
 from dappr_llm.methods.dirichlet import entropy, kl_divergence, kl_to_symmetric, mutual_information
-from dappr_llm.outputs import Outputs
 
 EARLY = Progress(0, 10)
 

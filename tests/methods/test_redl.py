@@ -4,8 +4,8 @@ import pytest
 import torch
 from golden import PRECISIONS, close, logits
 
+from dappr_llm.core.outputs import Outputs
 from dappr_llm.methods import Progress, get_method
-from dappr_llm.outputs import Outputs
 
 GOLDEN = [  # prior, label, fit, KL, total, aleatoric, epistemic
     (0.1, 0, 0.352129, 2.106468, 2.458597, 0.505941, 0.088743),

@@ -4,11 +4,11 @@ import pytest
 import torch
 from golden import PRECISIONS, close
 
+from dappr_llm.core.outputs import Outputs
 from dappr_llm.methods import HeadInfo, Progress, get_method
-from dappr_llm.methods.budget import choose_sets, ellipsoid_points, embed, grow_sets
-from dappr_llm.methods.gaussian import fit_gaussians
+from dappr_llm.methods.class_gaussians import fit_gaussians
 from dappr_llm.methods.rsnn import RandomSetHead, mobius
-from dappr_llm.outputs import Outputs
+from dappr_llm.methods.rsnn_class_sets import choose_sets, ellipsoid_points, embed, grow_sets
 
 EARLY = Progress(0, 10)
 

@@ -11,7 +11,8 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from dappr_llm import DAPPrConfig, DAPPrTrainer, UserError, load_checkpoint
 from dappr_llm.methods.dappr import DAPPr
-from dappr_llm.text import embedded, lm
+from dappr_llm.text import bundled_model as embedded
+from dappr_llm.text import lm
 
 
 def test_dtype_auto_is_float32_without_a_device_for_bfloat16():

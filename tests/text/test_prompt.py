@@ -2,7 +2,7 @@
 
 import pytest
 
-from dappr_llm.errors import UserError
+from dappr_llm.core.errors import UserError
 from dappr_llm.text.prompt import Prompt, choice_token_ids, tokenize_items
 
 

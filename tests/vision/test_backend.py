@@ -5,12 +5,12 @@ import pytest
 import torch
 from PIL import Image
 
-from dappr_llm.errors import UserError
+from dappr_llm.core.errors import UserError
 from dappr_llm.methods import get_method
 from dappr_llm.vision.backend import ImageBackend
-from dappr_llm.vision.images import ArrayImages
+from dappr_llm.vision.data.images import ArrayImages
+from dappr_llm.vision.data.rows import ImageRows
 from dappr_llm.vision.model import ImageClassifier, ImageClassifierConfig
-from dappr_llm.vision.rows import ImageRows
 from dappr_llm.vision.transforms import ImageTransform
 
 

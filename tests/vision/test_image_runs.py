@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from dappr_llm import DAPPrConfig, DAPPrTrainer, PredictionTable, UncertaintyPipeline, load_checkpoint
-from dappr_llm.auxiliary import check_auxiliary
-from dappr_llm.cli import main
-from dappr_llm.errors import UserError
-from dappr_llm.heads import check_arguments
+from dappr_llm.commands.main import main
+from dappr_llm.core.errors import UserError
+from dappr_llm.core.recipe import list_recipes, load_recipe
 from dappr_llm.methods import METHODS
-from dappr_llm.recipe import list_recipes, load_recipe
-from dappr_llm.sweep import load_table
-from dappr_llm.vision.tasks import load_image_task
+from dappr_llm.scale.sweep import load_table
+from dappr_llm.training.auxiliary_rows import check_auxiliary
+from dappr_llm.training.callbacks.method_hooks import check_arguments
+from dappr_llm.vision.data.tasks import load_image_task
 
 QUICK = [
     *("--set", "train.max_steps=12", "--set", "train.disable_tqdm=true", "--set", "data.max_test_samples=60"),
@@ -89,13 +89,13 @@ def test_verbs_on_an_image_checkpoint(run_folder, tmp_path, capsys, monkeypatch)
 
     monkeypatch.setattr("builtins.input", answer)
     capsys.readouterr()
-    from dappr_llm.ask import ask
+    from dappr_llm.commands.ask import ask
 
     assert ask(UncertaintyPipeline.from_pretrained(run_folder), answer) == 1
     shown = capsys.readouterr().out
     assert "epistemic" in shown and "missing.png" in shown
     with pytest.raises(UserError, match="rotate"):
-        from dappr_llm.audit import audit
+        from dappr_llm.evaluation.permutation_audit import audit
 
         audit(path, "digits", "test", None, None, None, 8, None, 10)
 
@@ -107,8 +107,8 @@ def test_training_rows_cannot_calibrate(run_folder, capsys):
 
 
 def test_the_card_of_an_image_model(run_folder):
-    from dappr_llm.card import render_card
-    from dappr_llm.hub import collect
+    from dappr_llm.inference.card import render_card
+    from dappr_llm.inference.hub import collect
 
     text = render_card(run_folder, "user/digits")
     assert "pipeline_tag: image-classification" in text and 'pipe("image.png")' in text
@@ -119,7 +119,7 @@ def test_the_card_of_an_image_model(run_folder):
 @pytest.mark.parametrize("method", LOGITS_ONLY)
 def test_every_method_trains_on_images(method, tmp_path):
     """Two steps, finite losses; the saved model predicts what the trained one did."""
-    from dappr_llm.run import build, build_args
+    from dappr_llm.inference.loading import build, build_args
 
     overrides = [
         f"method={{name: {method}}}", f"train.output_dir={tmp_path}", "data.max_train_samples=64",
@@ -140,7 +140,7 @@ def test_every_method_trains_on_images(method, tmp_path):
 
 
 def test_another_methods_reading_of_trained_weights(trained, tmp_path):
-    from dappr_llm.run import build, build_args
+    from dappr_llm.inference.loading import build, build_args
 
     overrides = [f"model.adapter={trained}", "method={name: edl}", f"train.output_dir={tmp_path}"]
     recipe = load_recipe("digits/dappr", overrides)
@@ -152,7 +152,7 @@ def test_another_methods_reading_of_trained_weights(trained, tmp_path):
 
 
 def test_images_without_a_backbone_are_refused():
-    from dappr_llm.run import test_tasks as read_tasks
+    from dappr_llm.inference.loading import test_tasks as read_tasks
 
     with pytest.raises(UserError, match="model.backbone"):
         read_tasks(load_recipe("digits/dappr", ["model.backbone=null"]))
@@ -179,10 +179,10 @@ def test_the_models_of_all_recipes_can_be_built(name):
     """Without memory (meta), but with the real classes: backbone, stem, options, dense layers, method."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
-    from dappr_llm.run import build_args, build_method
-    from dappr_llm.run_vision import build_model, build_task
-    from dappr_llm.vision.images import ArrayImages
-    from dappr_llm.vision.rows import ImageRows
+    from dappr_llm.inference.loading import build_args, build_method
+    from dappr_llm.vision.build import build_model, build_task
+    from dappr_llm.vision.data.images import ArrayImages
+    from dappr_llm.vision.data.rows import ImageRows
 
     recipe = load_recipe(name, ["model.pretrained=false", "model.channels=3"])
     task = build_task(recipe)

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from dappr_llm.errors import UserError
+from dappr_llm.core.errors import UserError
+from dappr_llm.core.outputs import Outputs, Prediction
 from dappr_llm.methods import METHODS, HeadInfo
 from dappr_llm.methods.base import Method
-from dappr_llm.outputs import Outputs, Prediction
 from dappr_llm.vision.backbones import build_backbone
 from dappr_llm.vision.model import ImageClassifier, ImageClassifierConfig
 
@@ -198,7 +198,7 @@ class Nearest(Method):
 def test_a_head_of_the_methods_own_trains_predicts_and_is_saved(tmp_path, monkeypatch):
     from dappr_llm import DAPPrConfig, DAPPrTrainer, load_checkpoint
     from dappr_llm.vision.backend import ImageBackend
-    from dappr_llm.vision.tasks import load_image_task
+    from dappr_llm.vision.data.tasks import load_image_task
 
     monkeypatch.setitem(METHODS, "nearest", Nearest)
     rows = load_image_task("digits", "train", limit=48)

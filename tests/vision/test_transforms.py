@@ -7,9 +7,9 @@ from pictures import noise
 from PIL import Image
 from torchvision.transforms import v2
 
-from dappr_llm.errors import UserError
-from dappr_llm.vision.chance import draws
-from dappr_llm.vision.tasks import IMAGE_TASKS, load_image_task
+from dappr_llm.core.errors import UserError
+from dappr_llm.vision.data.seeded_random import draws
+from dappr_llm.vision.data.tasks import IMAGE_TASKS, load_image_task
 from dappr_llm.vision.transforms import ImageTransform, build_transform, random_crop, to_channels
 
 IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
@@ -162,7 +162,7 @@ def test_accelerate_tells_the_rows_their_epoch():
     from accelerate import Accelerator
     from torch.utils.data import DataLoader
 
-    from dappr_llm.vision.rows import collate_rows
+    from dappr_llm.vision.data.rows import collate_rows
 
     rows = load_image_task("digits", "validation")
     rows = rows.with_transform(build_transform(IMAGE_TASKS["digits"], train=True, augment=["crop"]))

@@ -1,0 +1,84 @@
+"""`dappr ask`: questions in the terminal, answers with bars."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, TextIO
+
+from ..core.errors import UserError
+from ..inference.pipeline import Answer
+
+_BAR = 30
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_MOST = 10  # options shown; of more, the most probable
+
+
+def bar(share: float, width: int = _BAR) -> str:
+    """A bar for a share between 0 and 1, fine to an eighth of a character."""
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(width)
+
+
+def render(answer: Answer, names: list[str]) -> str:
+    """One answer as lines for the terminal."""
+    options = list(zip(names, answer.choices, answer.probs, strict=True))
+    if len(options) > _MOST:
+        options = sorted(options, key=lambda option: -option[2])[:_MOST]
+    shown = [(name, choice if name == choice else f"{name}) {choice}", prob) for name, choice, prob in options]
+    width = max(len(text) for _, text, _ in shown)
+    lines = []
+    for name, text, prob in shown:
+        inside = " " if answer.prediction_set is None or name not in answer.prediction_set else "•"
+        lines.append(f"  {inside} {text:<{width}}  {bar(prob)} {100 * prob:5.1f} %")
+    if len(names) > _MOST:
+        lines.append(f"    … and {len(names) - _MOST} more")
+    lines.append("")
+    for name, value in (("aleatoric", answer.aleatoric), ("epistemic", answer.epistemic)):
+        lines.append(f"    {name:<{width}}  {bar(value)} {value:7.3f}")
+    if answer.prediction_set is not None:
+        lines.append(f"\n  • in the prediction set: {', '.join(answer.prediction_set) or 'none'}")
+    if answer.abstain:
+        lines.append("  → abstains: too uncertain for the risk it was calibrated for")
+    else:
+        same = answer.letter == answer.answer
+        lines.append(f"  → {answer.answer}" if same else f"  → {answer.letter}) {answer.answer}")
+    return "\n".join(lines)
+
+
+def ask(pipe: Any, read: Callable[[str], str] = input, out: TextIO | None = None) -> int:
+    """
+    Questions and answers until the input ends; a bad question is told and the next one asked.
+
+    Args:
+        pipe (`UncertaintyPipeline`):
+            What answers.
+        read (`Callable`, *optional*):
+            Reads a line after showing a prompt.
+        out (`TextIO`, *optional*):
+            Where answers go.
+
+    Returns:
+        `int`: How many questions were answered.
+    """
+    out = out or sys.stdout
+    backend = pipe.run.backend
+    print(backend.ask_help + "\n", file=out)
+    answered = 0
+    while True:
+        try:
+            row = backend.ask_row(read)
+        except EOFError:
+            print(file=out)
+            return answered
+        if row is None:
+            continue
+        try:
+            answer = pipe(row)
+        except UserError as error:
+            print(f"  {error}\n", file=out)
+            continue
+        names = backend.option_names(backend.items([row])[0])
+        print(f"\n{render(answer, names)}\n", file=out)
+        answered += 1

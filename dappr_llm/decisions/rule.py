@@ -1,0 +1,311 @@
+"""
+The decision rule of an adapter, fitted on held-out predictions and kept beside it as `decision.json`.
+
+Three parts: a temperature that makes probabilities honest, thresholds for conformal prediction sets, and a threshold
+on an uncertainty above which the adapter abstains. A fifth of the rows (the *fit* rows) settles the temperature, which
+uncertainty to threshold, and where to start looking; the guarantees are computed on the others, which none of these
+choices has seen. Works on prediction tables: no torch, no models, no text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.checkpoint import versions
+from ..core.errors import UserError, nearest
+from ..core.files import write_text
+from ..evaluation import metrics
+from ..evaluation.prediction_table import PredictionTable
+from . import conformal
+from .risk_control import ABSTAIN_ON, abstention_score, fit_abstention
+
+FILE = "decision.json"
+FORMAT_VERSION = 1
+MIN_ROWS = 100
+MIN_GROUP = 100  # rows with the same number of options that get a threshold of their own
+_FIT_SHARE = 0.2
+_TEMPERATURES = (0.05, 20.0)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """
+    How an adapter's outputs are to be read.
+
+    Args:
+        temperature (`float`):
+            Probabilities become `p^(1/T)`, normalised. Dirichlet parameters follow, `alpha0` stays as it is.
+        conformal (`dict`):
+            `alpha`, the `score` used by default, and `thresholds` by score and number of options (`"all"`: any
+            number). `null` stands for a threshold that no score exceeds.
+        abstention (`dict`):
+            `score`, `threshold` (`null`: abstain always), and what is known of it: `risk`, `risk_bound`, `coverage`, …
+        calibration_set (`dict`):
+            `task`, `split`, `n`, `hash`.
+        fit (`dict`):
+            NLL and ECE before and after scaling, on rows that the temperature was not fitted on.
+        weights_sha256 (`str`, *optional*):
+            The weights that the rule was fitted for.
+    """
+
+    temperature: float
+    conformal: dict[str, Any]
+    abstention: dict[str, Any]
+    calibration_set: dict[str, Any]
+    fit: dict[str, float]
+    weights_sha256: str | None = None
+
+    def save(self, folder: str | Path) -> Path:
+        """Write `decision.json`, with a checksum of its own content."""
+        content: dict[str, Any] = {"format_version": FORMAT_VERSION, **asdict(self), "versions": versions()}
+        content["checksum"] = _checksum(content)
+        path = Path(folder) / FILE
+        write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path, weights_sha256: str | None = None) -> Decision:
+        """
+        Read a `decision.json`.
+
+        Args:
+            path (`str` or `Path`):
+                The file, or the folder it is in.
+            weights_sha256 (`str`, *optional*):
+                The weights it is to be used with; a rule that was fitted for others is refused.
+        """
+        path = Path(path)
+        path = path / FILE if path.is_dir() else path
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            version, checksum = content["format_version"], content.pop("checksum")
+        except OSError as error:
+            raise UserError(f"Cannot read {path}: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{path} is damaged ({error}); run `dappr calibrate` again") from None
+        if not isinstance(version, int) or version > FORMAT_VERSION:
+            raise UserError(f"{path} was written by a newer dappr_llm (format {version}); please upgrade")
+        if checksum != _checksum(content):
+            raise UserError(
+                f"{path} was changed after it was written (its checksum differs); run `dappr calibrate` again"
+            )
+        fitted_for = content.get("weights_sha256")
+        if weights_sha256 and fitted_for and fitted_for != weights_sha256:
+            raise UserError(
+                f"{path} was fitted for other weights than those beside it (their hashes differ): the adapter was "
+                "trained again or damaged; run `dappr calibrate` again, or load without a decision"
+            )
+        return cls(**{name: content[name] for name in cls.__dataclass_fields__})
+
+    def scale(
+        self, probs: np.ndarray, alpha: np.ndarray | None, num_options: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Calibrated probabilities and the Dirichlet parameters that belong to them."""
+        return scale(probs, alpha, num_options, self.temperature)
+
+    def sets(
+        self,
+        probs: np.ndarray,
+        alpha: np.ndarray | None,
+        num_options: np.ndarray,
+        keys: Sequence[str],
+        score: str | None = None,
+        allow_empty: bool = False,
+    ) -> np.ndarray:
+        """
+        Prediction sets as booleans `[N, W]`.
+
+        Args:
+            probs, alpha, num_options:
+                What `scale` returned, and the options of each row.
+            keys (`Sequence[str]`):
+                A text for each row that its random share (`"aps"`) is drawn from.
+            score (`str`, *optional*):
+                One of `conformal.SCORES` that was calibrated; by default the one chosen then.
+            allow_empty (`bool`, *optional*, defaults to `False`):
+                Conformal sets may be empty where the model is better than asked for. Otherwise the most probable
+                option is always put in, which can only raise the coverage.
+        """
+        score = score or self.conformal["score"]
+        known = self.conformal["thresholds"]
+        if score not in known:
+            raise UserError(f"This decision holds no thresholds for the score {score!r}; {nearest(score, known)}")
+        limits = [known[score].get(str(count), known[score]["all"]) for count in num_options]
+        values = np.array([math.inf if limit is None else limit for limit in limits])[:, None]
+        scores = conformal.option_scores(score, probs, alpha, num_options, conformal.uniform_numbers(keys))
+        chosen = (scores <= values) & np.isfinite(scores)
+        if not allow_empty:
+            chosen[np.arange(len(probs)), probs.argmax(axis=1)] = True
+        return chosen
+
+    def abstain(self, probs: np.ndarray, epistemic: np.ndarray) -> np.ndarray:
+        """Whether to abstain on each row; rows without a finite uncertainty are never answered."""
+        score = abstention_score(self.abstention["score"], probs, epistemic)
+        limit = self.abstention["threshold"]
+        return np.ones(len(score), dtype=bool) if limit is None else ~(score <= limit)
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    text = json.dumps({k: v for k, v in content.items() if k != "checksum"}, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def scale(
+    probs: np.ndarray, alpha: np.ndarray | None, num_options: np.ndarray, temperature: float
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """
+    `p^(1/T)`, normalised over each row's own options; `alpha` becomes `alpha0` times that.
+
+    Probabilities are what labels can speak about; the total evidence is not, so it (and K/alpha0) stays.
+    """
+    own = np.arange(probs.shape[1]) < np.asarray(num_options)[:, None]
+    logs = np.where(own, np.log(np.maximum(np.asarray(probs, dtype=np.float64), 1e-300)) / temperature, -np.inf)
+    weights = np.exp(logs - logs.max(axis=1, keepdims=True))
+    scaled = weights / weights.sum(axis=1, keepdims=True)
+    if alpha is None:
+        return scaled, None
+    alpha0 = np.where(own, np.asarray(alpha, dtype=np.float64), 0.0).sum(axis=1, keepdims=True)
+    # alpha stays positive on own options even where the power underflows.
+    return scaled, np.where(own, np.maximum(alpha0 * scaled, 1e-12), 0.0)
+
+
+def fit_temperature(probs: np.ndarray, num_options: np.ndarray, labels: np.ndarray) -> float:
+    """The temperature of least NLL; convex in 1/T, so a bounded search finds it."""
+    from scipy.optimize import minimize_scalar
+
+    def nll(log_temperature: float) -> float:
+        return metrics.nll(scale(probs, None, num_options, math.exp(log_temperature))[0], labels)
+
+    low, high = map(math.log, _TEMPERATURES)
+    return math.exp(minimize_scalar(nll, bounds=(low, high), method="bounded", options={"xatol": 1e-4}).x)
+
+
+def calibrate(
+    table: PredictionTable,
+    alpha: float = 0.1,
+    max_risk: float | None = None,
+    min_coverage: float | None = None,
+    confidence: float = 0.95,
+    score: str = "lac",
+    abstain_on: str = "auto",
+) -> Decision:
+    """
+    Fit a decision rule on held-out predictions.
+
+    Args:
+        table (`PredictionTable`):
+            Predictions of rows that the model was not trained on, with their answers.
+        alpha (`float`, *optional*, defaults to 0.1):
+            Prediction sets miss the right answer with this probability.
+        max_risk (`float`, *optional*):
+            The share of wrong answers among those given that must not be exceeded. Defaults to 0.05 unless
+            `min_coverage` is given alone.
+        min_coverage (`float`, *optional*):
+            The share of questions that must be answered. Alone, it decides the threshold; with `max_risk` it is
+            checked, and a rule that cannot keep both is refused.
+        confidence (`float`, *optional*, defaults to 0.95):
+            Certainty with which the risk stays below its bound.
+        score (`str`, *optional*, defaults to `"lac"`):
+            Conformal score used by default: `"lac"`, `"aps"` or `"possibility"`. All that apply are calibrated.
+        abstain_on (`str`, *optional*, defaults to `"auto"`):
+            `"aleatoric"`, `"epistemic"`, or whichever tells wrong answers better on the fit rows.
+    """
+    _check_wishes(alpha, max_risk, min_coverage, confidence, abstain_on)
+    usable = (table.labels >= 0) & ~table.nan_rows
+    if usable.sum() < MIN_ROWS:
+        raise UserError(f"Calibration needs at least {MIN_ROWS} rows with answers, got {usable.sum()}")
+    table = table.select(usable)
+    reading = table.reading("own")
+    labels, counts = table.labels, table.num_options
+    fit_rows = _fit_rows(table.ids)
+    rest = ~fit_rows
+    temperature = fit_temperature(reading.probs[fit_rows], counts[fit_rows], labels[fit_rows])
+    probs, alphas = scale(reading.probs, reading.alpha, counts, temperature)
+    thresholds = _thresholds(probs[rest], alphas, counts[rest], labels[rest], table.ids[rest], rest, alpha)
+    if score not in thresholds:
+        raise UserError(f"The conformal score {score!r} does not apply here; {nearest(score, thresholds)}")
+    correct = metrics.is_correct(probs, labels)
+    return Decision(
+        temperature=temperature,
+        conformal={"alpha": alpha, "score": score, "thresholds": thresholds},
+        abstention=fit_abstention(
+            probs, reading.epistemic, correct, fit_rows, max_risk, min_coverage, confidence, abstain_on
+        ),
+        calibration_set=_describe_set(table, fit_rows),
+        fit=_describe_fit(reading.probs[rest], probs[rest], labels[rest]),
+    )
+
+
+def _describe_set(table: PredictionTable, fit_rows: np.ndarray) -> dict[str, Any]:
+    facts = {"task": table.meta.get("task"), "split": table.meta.get("split")}
+    return {**facts, "n": len(table), "n_fit": int(fit_rows.sum()), "hash": table_hash(table)}
+
+
+def _describe_fit(before: np.ndarray, after: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    correct = metrics.is_correct(after, labels)
+    return {
+        "nll_before": metrics.nll(before, labels),
+        "nll_after": metrics.nll(after, labels),
+        "ece_before": metrics.ece(before.max(axis=1), correct),
+        "ece_after": metrics.ece(after.max(axis=1), correct),
+        "accuracy": float(correct.mean()),
+    }
+
+
+def _check_wishes(
+    alpha: float, max_risk: float | None, min_coverage: float | None, confidence: float, abstain_on: str
+) -> None:
+    wishes = {"alpha": alpha, "max_risk": max_risk, "min_coverage": min_coverage, "confidence": confidence}
+    for name, value in wishes.items():
+        if value is not None and not 0 < value < 1:
+            raise UserError(f"{name} must lie between 0 and 1, got {value:g}")
+    if abstain_on not in (*ABSTAIN_ON, "auto"):
+        raise UserError(f"Unknown abstention score {abstain_on!r}; {nearest(abstain_on, (*ABSTAIN_ON, 'auto'))}")
+
+
+def _fit_rows(ids: np.ndarray) -> np.ndarray:
+    """A fifth of the rows, chosen by their ids alone, so that the order of a table changes nothing."""
+    order = np.argsort(conformal.uniform_numbers(f"fit/{name}" for name in ids), kind="stable")
+    mask = np.zeros(len(ids), dtype=bool)
+    mask[order[: round(_FIT_SHARE * len(ids))]] = True
+    return mask
+
+
+def table_hash(table: PredictionTable) -> str:
+    """SHA-256 of ids and labels, sorted: which questions a rule was fitted on, whatever their order."""
+    rows = sorted(zip(table.ids.tolist(), table.labels.tolist(), strict=True))
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
+def _thresholds(
+    probs: np.ndarray,
+    alphas: np.ndarray | None,
+    counts: np.ndarray,
+    labels: np.ndarray,
+    ids: np.ndarray,
+    rows: np.ndarray,
+    alpha: float,
+) -> dict[str, dict[str, float | None]]:
+    """Of each score that applies, for all rows together and for every number of options with rows enough."""
+    found: dict[str, dict[str, float | None]] = {}
+    for kind in conformal.SCORES:
+        if kind == "possibility" and alphas is None:
+            continue
+        own_alpha = None if alphas is None else alphas[rows]
+        scores = conformal.option_scores(kind, probs, own_alpha, counts, conformal.uniform_numbers(ids))
+        right = scores[np.arange(len(labels)), labels]
+        limits = {"all": conformal.threshold(right, alpha)}
+        for count in np.unique(counts):
+            mask = counts == count
+            if mask.sum() >= max(MIN_GROUP, 2 / alpha) and not mask.all():
+                limits[str(count)] = conformal.threshold(right[mask], alpha)
+        found[kind] = {name: limit if math.isfinite(limit) else None for name, limit in limits.items()}
+    return found

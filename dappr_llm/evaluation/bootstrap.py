@@ -1,0 +1,232 @@
+"""
+How far a number would move with other test items, or with another seed.
+
+`bootstrap` resamples items of one model's tables; `paired_bootstrap` compares two models on the same items;
+`over_seeds` summarises runs that differ by their seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..core.errors import UserError
+from .bootstrap_metrics import Evaluation, Values
+from .prediction_table import PredictionTable
+
+RESAMPLES = 1000
+LEVEL = 0.95
+# Rows times resamples held at a time: small enough for a processor's cache, and memory stays bounded.
+_CHUNK = 200_000
+# Binned errors grow in a resample, which holds fewer distinct rows: see `bootstrap`.
+_BINNED = ("ece", "ece_equal_mass", "ece_classwise", "mce")
+
+Tables = tuple[PredictionTable, Mapping[str, PredictionTable]]
+
+
+@dataclass(frozen=True)
+class Paired:
+    """
+    A difference between two models on the same items.
+
+    Args:
+        difference (`float`): Second minus first, meant over seeds.
+        low, high (`float`): The interval of the difference.
+        p_value (`float`): Two-sided, for the hypothesis of no difference; never below 2 / (resamples + 1).
+    """
+
+    difference: float
+    low: float
+    high: float
+    p_value: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Mean, standard deviation (n - 1) and t-interval of one number over `n` seeds; NaN where one seed cannot tell."""
+
+    mean: float
+    std: float
+    low: float
+    high: float
+    n: int
+
+
+def bootstrap(
+    id_table: PredictionTable,
+    ood_tables: Mapping[str, PredictionTable],
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+    level: float = LEVEL,
+    score: str = "epistemic",
+) -> dict[str, tuple[float, float]]:
+    """
+    Confidence intervals of every metric of [`evaluate_tables`], by resampling the items of each table.
+
+    Percentile intervals. Those of the binned calibration errors are shifted so that the resamples' mean falls on the
+    measured number: a resample repeats rows, which alone raises them.
+
+    Args:
+        id_table ([`PredictionTable`]): Predictions for the task the model was trained on.
+        ood_tables (`Mapping[str, PredictionTable]`): Predictions for the other tasks, by name.
+        resamples (`int`, *optional*, defaults to 1000): How many resamples.
+        seed (`int`, *optional*, defaults to 0): The same seed gives the same intervals.
+        level (`float`, *optional*, defaults to 0.95): The nominal coverage.
+        score (`str`, *optional*, defaults to `"epistemic"`): What ranks the items; see [`evaluate_ood`].
+
+    Returns:
+        `dict[str, tuple[float, float]]`: Low and high by key; NaN where the metric is undefined. Counts have no
+        interval, nor has `ece_floor`, which is no estimate.
+    """
+    _check(resamples, level)
+    ood_tables = dict(ood_tables)
+    evaluation = Evaluation(id_table, ood_tables, score)
+    measured = evaluation(*_ones(id_table, ood_tables))
+    drawn = _gather(evaluation(*weights) for weights in _resample(id_table, ood_tables, resamples, seed))
+    return {key: _interval(key, float(value[0]), drawn[key], level) for key, value in measured.items()}
+
+
+def paired_bootstrap(
+    first: Sequence[Tables],
+    second: Sequence[Tables],
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+    level: float = LEVEL,
+    score: str = "epistemic",
+) -> dict[str, Paired]:
+    """
+    Differences between two models, or two methods over several seeds, on the same items.
+
+    Items are resampled once, and the same resample is read in every table. So what makes an item hard for both models
+    cancels, and the interval is as narrow as the comparison allows. Seeds are not resampled: the interval is about
+    other items for these very runs.
+
+    Args:
+        first, second (`Sequence`):
+            Equally many entries `(id_table, {task: ood_table})`, one per seed; a single pair will do.
+        resamples, seed, level, score:
+            As in [`bootstrap`].
+
+    Returns:
+        `dict[str, Paired]`: By key, for every metric that all tables have.
+    """
+    _check(resamples, level)
+    if not first or len(first) != len(second):
+        raise UserError(f"Both sides of a comparison need equally many seeds, not {len(first)} and {len(second)}.")
+    runs = [*first, *second]
+    for number, run in enumerate(runs[1:], start=2):
+        _same_items(runs[0], run, number)
+    evaluations = [Evaluation(id_table, dict(ood), score) for id_table, ood in runs]
+    id_table, ood = runs[0][0], dict(runs[0][1])
+
+    def differences(weights: tuple[np.ndarray, dict[str, np.ndarray]]) -> Values:
+        values = [evaluation(*weights) for evaluation in evaluations]
+        half = len(first)
+        shared = [key for key in values[0] if all(key in other for other in values)]
+        return {key: np.mean([values[half + i][key] - values[i][key] for i in range(half)], axis=0) for key in shared}
+
+    measured = differences(_ones(id_table, ood))
+    drawn = _gather(differences(weights) for weights in _resample(id_table, ood, resamples, seed))
+    return {key: _paired(key, float(value[0]), drawn[key], level) for key, value in measured.items()}
+
+
+def over_seeds(values: Sequence[float], level: float = LEVEL) -> Summary:
+    """
+    Mean, standard deviation and t-interval of one metric over runs with different seeds.
+
+    Args:
+        values (`Sequence[float]`): One value per seed.
+        level (`float`, *optional*, defaults to 0.95): The nominal coverage.
+    """
+    array = np.asarray(list(values), dtype=np.float64)
+    if not len(array):
+        raise UserError("A summary over seeds needs at least one value.")
+    mean, nan = float(array.mean()), float("nan")
+    if len(array) == 1:
+        return Summary(mean, nan, nan, nan, 1)
+    from scipy.stats import t
+
+    std = float(array.std(ddof=1))
+    half = float(t.ppf((1 + level) / 2, len(array) - 1)) * std / len(array) ** 0.5
+    return Summary(mean, std, mean - half, mean + half, len(array))
+
+
+def _check(resamples: int, level: float) -> None:
+    if resamples < 1 or not 0 < level < 1:
+        raise UserError(f"Intervals need resamples >= 1 and a level between 0 and 1, not {resamples} and {level}.")
+
+
+def _ones(id_table: PredictionTable, ood: Mapping[str, PredictionTable]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    return np.ones((1, len(id_table))), {task: np.ones((1, len(table))) for task, table in ood.items()}
+
+
+def _resample(
+    id_table: PredictionTable, ood: Mapping[str, PredictionTable], resamples: int, seed: int
+) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
+    """Weights in chunks; each table has a stream of its own, so results depend on neither chunks nor neighbours."""
+    sizes = [len(id_table), *map(len, ood.values())]
+    streams = [np.random.default_rng([seed, number]) for number in range(len(sizes))]
+    step = max(1, _CHUNK // max(1, sum(sizes)))
+    for start in range(0, resamples, step):
+        count = min(step, resamples - start)
+        weights = [draw_weights(stream, size, count) for stream, size in zip(streams, sizes, strict=True)]
+        yield weights[0], dict(zip(ood, weights[1:], strict=True))
+
+
+def draw_weights(stream: np.random.Generator, size: int, count: int) -> np.ndarray:
+    """How often each of `size` items is drawn in each of `count` resamples, `[count, size]`."""
+    if not size:
+        return np.zeros((count, 0))
+    rows = stream.integers(size, size=(count, size)) + size * np.arange(count)[:, None]
+    return np.bincount(rows.ravel(), minlength=count * size).reshape(count, size).astype(np.float64)
+
+
+def _gather(chunks: Iterator[Values] | Sequence[Values]) -> Values:
+    found: dict[str, list[np.ndarray]] = {}
+    for values in chunks:
+        for key, value in values.items():
+            found.setdefault(key, []).append(value)
+    return {key: np.concatenate(parts) for key, parts in found.items()}
+
+
+def _defined(key: str, measured: float, drawn: np.ndarray) -> np.ndarray:
+    # A resample can lack one class, and then its area is undefined; the others still tell.
+    drawn = drawn[np.isfinite(drawn)] if np.isfinite(measured) else drawn[:0]
+    return drawn + (measured - drawn.mean()) if len(drawn) and key.rpartition("/")[2] in _BINNED else drawn
+
+
+def _interval(key: str, measured: float, drawn: np.ndarray, level: float) -> tuple[float, float]:
+    drawn = _defined(key, measured, drawn)
+    if not len(drawn):
+        return float("nan"), float("nan")
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    return (max(0.0, float(low)), float(high)) if key.rpartition("/")[2] in _BINNED else (float(low), float(high))
+
+
+def _paired(key: str, measured: float, drawn: np.ndarray, level: float) -> Paired:
+    drawn, nan = _defined(key, measured, drawn), float("nan")
+    if not len(drawn):
+        return Paired(measured, nan, nan, nan)
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    # Counting the measured sample itself keeps the p-value off an impossible 0.
+    tail = min((drawn <= 0).sum(), (drawn >= 0).sum()) + 1
+    return Paired(measured, float(low), float(high), min(1.0, 2 * float(tail) / (len(drawn) + 1)))
+
+
+def _same_items(reference: Tables, other: Tables, number: int) -> None:
+    pairs = [("in distribution", reference[0], other[0])]
+    if list(reference[1]) != list(other[1]):
+        raise UserError(f"Run {number} was tested on {list(other[1])}, the first on {list(reference[1])}.")
+    pairs += [(task, table, other[1][task]) for task, table in reference[1].items()]
+    for where, mine, its in pairs:
+        if len(mine) != len(its):
+            raise UserError(f"Run {number} has {len(its)} items {where}, the first has {len(mine)}.")
+        for name in ("ids", "labels"):
+            a, b = getattr(mine, name), getattr(its, name)
+            if (a != b).any():
+                row = int(np.argmax(a != b))
+                raise UserError(
+                    f"Run {number} differs {where} in {name}[{row}]: {b[row]} against {a[row]} in the first."
+                )

@@ -1,0 +1,238 @@
+"""
+The metrics of `metrics.py` for many weightings of the same rows at once.
+
+A bootstrap resample is a vector of row weights: how often each row was drawn. Rows are sorted and binned once; every
+resample then costs a few cumulative sums, so time grows with `n log n` once and with `n` per resample.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from . import metrics
+from .evaluators import detection_names, detection_sides
+from .prediction_table import PredictionTable
+
+Values = dict[str, np.ndarray]  # metric → [R]
+
+
+class Ranking:
+    """
+    Rows ordered once by an uncertainty, to be read under any number of weightings.
+
+    Args:
+        uncertainty (`np.ndarray` of shape `[N]`): Larger means less certain; NaN is the least certain.
+        positive (`np.ndarray` of shape `[N]`): The rows that ought to be certain.
+    """
+
+    def __init__(self, uncertainty: np.ndarray, positive: np.ndarray):
+        uncertainty = np.asarray(uncertainty, dtype=np.float64)
+        uncertainty = np.where(np.isnan(uncertainty), np.inf, uncertainty)
+        self.order = np.argsort(uncertainty, kind="stable")
+        ordered = uncertainty[self.order]
+        # Rows of equal uncertainty are one step of every curve.
+        self.ends: Any = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True)[: len(ordered)])
+        if len(self.ends) == len(ordered):
+            self.ends = slice(None)  # no ties: nothing to copy
+        self.positive = np.asarray(positive, dtype=np.float64)[self.order]
+
+    def total(self, weights: np.ndarray) -> np.ndarray:
+        """Weight of the surest rows `[R, G]`, one column per step, from weights `[R, N]`."""
+        return np.cumsum(np.take(weights, self.order, axis=1), axis=1)[:, self.ends]
+
+    def sums(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Weight of the positives and of the negatives among the surest rows, `[R, G]` each, from weights `[R, N]`."""
+        weights = np.take(weights, self.order, axis=1)
+        everything = np.cumsum(weights, axis=1)[:, self.ends]
+        weights *= self.positive
+        positives = np.cumsum(weights, axis=1)[:, self.ends]
+        return positives, everything - positives
+
+
+@np.errstate(invalid="ignore", divide="ignore")
+def detection(positives: np.ndarray, negatives: np.ndarray, names: tuple[str, ...]) -> Values:
+    """The chosen ones of `auroc`, `aupr`, `aupr_ood` and `fpr95`, from the cumulative sums of a [`Ranking`]."""
+    if not positives.shape[1]:  # no rows at all
+        return {name: np.full(len(positives), np.nan) for name in names}
+    all_positives, all_negatives = positives[:, -1], negatives[:, -1]
+    new_positives, new_negatives = _steps(positives), _steps(negatives)
+    defined = (all_positives > 0) & (all_negatives > 0)
+    values: Values = {}
+    if "auroc" in names:
+        pairs = np.einsum("rg,rg->r", new_negatives, positives)
+        pairs -= np.einsum("rg,rg->r", new_negatives, new_positives) / 2
+        values["auroc"] = pairs / (all_positives * all_negatives)
+    if "aupr" in names:
+        precision = _divide(positives, positives + negatives)
+        values["aupr"] = np.einsum("rg,rg->r", new_positives, precision) / all_positives
+    if "aupr_ood" in names:  # the same curve from its other end
+        found = all_negatives[:, None] - negatives + new_negatives
+        flagged = found + all_positives[:, None] - positives + new_positives
+        values["aupr_ood"] = np.einsum("rg,rg->r", new_negatives, _divide(found, flagged)) / all_negatives
+    if "fpr95" in names:
+        first = np.argmax(positives >= (metrics.TPR - 1e-12) * all_positives[:, None], axis=1)
+        values["fpr95"] = negatives[np.arange(len(first)), first] / all_negatives
+    return {name: np.where(defined, value, np.nan) for name, value in values.items()}
+
+
+@np.errstate(invalid="ignore", divide="ignore")
+def selective(right: np.ndarray, wrong: np.ndarray) -> Values:
+    """`aurc`, `excess_aurc`, `risk_at_coverage_80` and `coverage_at_risk_5`, from the sums of a [`Ranking`]."""
+    size = right + wrong
+    total, mistakes = size[:, -1], wrong[:, -1]
+    harmonic = np.append(0, np.cumsum(1 / np.arange(1, total.max() + 1)))
+    reached = harmonic[size.astype(np.int64)]
+    new_size, new_wrong = _steps(size), _steps(wrong)
+    # Sum over j = 1..m of (E + e j/m) / (a + j): m rows of equal uncertainty with e mistakes, after a rows with E.
+    before = (wrong - new_wrong) - _divide(new_wrong, new_size) * (size - new_size)
+    area = (new_wrong + before * _steps(reached)).sum(axis=1) / total
+    perfect = total - mistakes
+    best = mistakes - perfect * (harmonic[total.astype(np.int64)] - harmonic[perfect.astype(np.int64)])
+    first = np.argmax(size >= (metrics.COVERAGE - 1e-12) * total[:, None], axis=1)
+    rows = np.arange(len(first))
+    allowed = wrong <= (metrics.RISK + 1e-12) * size
+    return {
+        "aurc": area,
+        "excess_aurc": area - best / total,
+        "risk_at_coverage_80": wrong[rows, first] / size[rows, first],
+        "coverage_at_risk_5": np.where(allowed, size, 0).max(axis=1) / total,
+    }
+
+
+class Answers:
+    """
+    Quality, calibration and selective prediction of one table, each item read on its own options.
+
+    Args:
+        table ([`PredictionTable`]): The predictions; rows of unknown label get no weight.
+        names (`tuple[str, ...]`, *optional*): The metrics wanted; all by default.
+    """
+
+    def __init__(self, table: PredictionTable, names: tuple[str, ...] | None = None):
+        self.names = names
+        self.known = np.flatnonzero(table.labels >= 0)
+        reading, labels = table.reading("own"), table.labels[self.known]
+        if not len(labels):
+            return
+        probs = reading.probs[self.known].astype(np.float64)
+        options = reading.num_options[self.known]
+        correct, confidence = metrics.is_correct(probs, labels), probs.max(axis=1)
+        self.means = {
+            "accuracy": correct.astype(np.float64),
+            "nll": metrics.nll_rows(probs, labels),
+            "brier": metrics.brier_rows(probs, labels),
+        }
+        self.bins = _groups(metrics.bin_index(confidence), metrics.NUM_BINS + 1)
+        self.gap = confidence - correct
+        self.binned_gap = self.bins.multiply(self.gap).tocsr()
+        if self._wants("ece_equal_mass"):
+            self.by_confidence = Ranking(confidence, np.ones(len(labels)))
+        if self._wants("ece_classwise"):
+            self._prepare_classes(probs, labels, options)
+        if self._wants("aurc"):
+            self.ranking = Ranking(reading.aleatoric[self.known], correct)
+
+    def _wants(self, name: str) -> bool:
+        return self.names is None or name in self.names
+
+    def _prepare_classes(self, probs: np.ndarray, labels: np.ndarray, options: np.ndarray) -> None:
+        bins, classes = metrics.NUM_BINS + 1, int(options.max())
+        row, option = np.nonzero(np.arange(classes) < options[:, None])
+        p = probs[row, option]
+        place = option * bins + metrics.bin_index(p)
+        shape = (classes * bins, len(labels))
+        self.class_gap = _sparse(p - (labels[row] == option), place, row, shape)
+        self.offered = _sparse(np.ones(len(row)), option, row, (classes, len(labels)))
+
+    @np.errstate(invalid="ignore", divide="ignore")
+    def __call__(self, weights: np.ndarray) -> Values:
+        """Every metric under each row of weights `[R, N]`; with no labelled row, none."""
+        if not len(self.known):
+            return {}
+        weights = weights if len(self.known) == weights.shape[1] else weights[:, self.known]
+        total = weights.sum(axis=1)
+        values = {name: weights @ rows / total for name, rows in self.means.items()}
+        gaps = np.abs((self.binned_gap @ weights.T).T)  # [R, bins]
+        values["ece"] = gaps.sum(axis=1) / total
+        if self._wants("mce"):
+            values["mce"] = _divide(gaps, (self.bins @ weights.T).T).max(axis=1)
+        if self._wants("ece_equal_mass"):
+            values["ece_equal_mass"] = self._equal_mass(weights) / total
+        if self._wants("ece_classwise"):
+            values["ece_classwise"] = self._classwise(weights)
+        if self._wants("aurc"):
+            right, wrong = self.ranking.sums(weights)
+            ranked = detection(right, wrong, ("auroc", "aupr"))
+            values |= {f"conf_{name}": value for name, value in ranked.items()} | selective(right, wrong)
+        return {name: np.where(total > 0, value, np.nan) for name, value in values.items() if self._wants(name)}
+
+    def _equal_mass(self, weights: np.ndarray) -> np.ndarray:
+        mass, gap = self.by_confidence.total(weights), self.by_confidence.total(weights * self.gap)
+        found = np.empty(len(weights))
+        for i, (m, g) in enumerate(zip(mass, gap, strict=True)):
+            borders = np.interp(np.linspace(0, m[-1], metrics.NUM_BINS + 1), np.append(0, m), np.append(0, g))
+            found[i] = np.abs(np.diff(borders)).sum()
+        return found
+
+    def _classwise(self, weights: np.ndarray) -> np.ndarray:
+        gaps = np.abs(self.class_gap @ weights.T).reshape(self.offered.shape[0], -1, len(weights)).sum(axis=1)
+        rows = self.offered @ weights.T  # [K, R]
+        present = rows > 0  # a resample may hold no row that offers the rarest option
+        return np.where(present, gaps / rows, 0).sum(axis=0) / present.sum(axis=0)
+
+
+class Evaluation:
+    """
+    All metrics of a results file under many weightings.
+
+    Args:
+        id_table ([`PredictionTable`]): Predictions for the task the model was trained on.
+        ood_tables (`dict[str, PredictionTable]`): Predictions for the other tasks, by name.
+        score (`str`, *optional*, defaults to `"epistemic"`): What ranks the items.
+    """
+
+    def __init__(
+        self, id_table: PredictionTable, ood_tables: dict[str, PredictionTable], score: str = "epistemic"
+    ) -> None:
+        self.answers = Answers(id_table)
+        self.shifted = {
+            task: Answers(table, ("accuracy", "nll", "brier", "ece")) for task, table in ood_tables.items()
+        }
+        self.rankings: dict[str, dict[str, Ranking]] = {}
+        for task, table in ood_tables.items():
+            is_id = np.arange(len(id_table) + len(table)) < len(id_table)
+            self.rankings[task] = {
+                suffix: Ranking(np.concatenate(sides), is_id)
+                for suffix, sides in detection_sides(id_table, table, score).items()
+            }
+
+    def __call__(self, id_weights: np.ndarray, ood_weights: dict[str, np.ndarray]) -> Values:
+        """Values `[R]` by key, from weights `[R, N]` of the in-distribution rows and of each other task's."""
+        values = {f"id/{name}": value for name, value in self.answers(id_weights).items()}
+        for task, weights in ood_weights.items():
+            both = np.concatenate([id_weights, weights], axis=1)
+            for suffix, ranking in self.rankings[task].items():
+                found = detection(*ranking.sums(both), detection_names(suffix))
+                values |= {f"ood/{task}/{name}{suffix}": value for name, value in found.items()}
+            values |= {f"ood/{task}/{name}": value for name, value in self.shifted[task](weights).items()}
+        return values
+
+
+def _steps(sums: np.ndarray) -> np.ndarray:
+    return np.diff(sums, axis=1, prepend=0)
+
+
+def _divide(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    return np.divide(one, other, out=np.zeros_like(one), where=other > 0)
+
+
+def _sparse(values: np.ndarray, row: np.ndarray, column: np.ndarray, shape: tuple[int, int]) -> Any:
+    from scipy.sparse import csr_array
+
+    return csr_array((values, (row, column)), shape=shape)
+
+
+def _groups(index: np.ndarray, count: int) -> Any:
+    return _sparse(np.ones(len(index)), index, np.arange(len(index)), (count, len(index)))

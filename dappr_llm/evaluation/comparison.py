@@ -1,0 +1,279 @@
+"""Several methods and seeds side by side: one table in Markdown, LaTeX, CSV and JSON, from prediction tables alone."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ..core import checkpoint
+from ..core.files import write_text
+from .bootstrap import Paired, Summary, over_seeds, paired_bootstrap
+from .evaluators import evaluate_tables
+from .prediction_table import PredictionTable
+from .reporting.tables import escape_latex
+from .results import to_json
+
+SIGNIFICANT = 0.05
+# key, header, how it is shown, whether larger is better
+_ID = (
+    ("accuracy", "accuracy", "percent", True),
+    ("nll", "NLL", "plain", False),
+    ("ece", "ECE", "percent", False),
+)
+# What the papers' tables of image classifiers show; their figures are close together, so two decimals.
+_IMAGE_ID = (
+    ("accuracy", "accuracy", "fine", True),
+    ("conf_aupr", "conf. AUPR", "fine", True),
+    ("nll", "NLL", "plain", False),
+    ("ece", "ECE", "fine", False),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """
+    The runs of one method.
+
+    Args:
+        name (`str`): The row's name.
+        label (`str`): How tables show it.
+        runs (`dict[int, dict[str, PredictionTable]]`): By seed: a table per task, the ID one first.
+    """
+
+    name: str
+    label: str
+    runs: dict[int, dict[str, PredictionTable]]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row's figures: over seeds by key, and against the first row by key (corrected for the number of rows)."""
+
+    label: str
+    seeds: list[int]
+    summary: dict[str, Summary]
+    against_first: dict[str, Paired]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What the tables are made of."""
+
+    id_task: str
+    ood_tasks: list[str]
+    entries: list[Entry]
+    modality: str = "text"
+
+
+def compare(rows: Sequence[Row], resamples: int = 1000) -> Comparison:
+    """
+    Mean and spread over seeds, and paired differences from the first row on the seeds that both have.
+
+    Args:
+        rows (`Sequence[Row]`):
+            At least one; the first is what others are compared with.
+        resamples (`int`, *optional*, defaults to 1000):
+            Of the paired bootstrap over items.
+    """
+    first_tables = next(iter(rows[0].runs.values()))
+    id_task, *ood_tasks = first_tables
+    entries = []
+    for number, row in enumerate(rows):
+        results = [evaluate_tables(*_sides(tables)) for tables in row.runs.values()]
+        keys = [key for key in results[0] if all(key in other for other in results)]
+        summary = {key: over_seeds([result[key] for result in results]) for key in keys}
+        shared = [seed for seed in row.runs if seed in rows[0].runs]
+        paired: dict[str, Paired] = {}
+        if number and shared:
+            sides = [[_sides(side.runs[seed]) for seed in shared] for side in (rows[0], row)]
+            paired = paired_bootstrap(sides[0], sides[1], resamples)
+        entries.append(Entry(row.label, list(row.runs), summary, paired))
+    modality = str(first_tables[id_task].meta.get("modality", "text"))
+    return Comparison(id_task, ood_tasks, _holm(entries), modality)
+
+
+def _sides(tables: dict[str, PredictionTable]) -> tuple[PredictionTable, dict[str, PredictionTable]]:
+    (_, id_table), *ood = tables.items()
+    return id_table, dict(ood)
+
+
+def _holm(entries: list[Entry]) -> list[Entry]:
+    """Holm's correction of every key's p values for the number of rows compared with the first."""
+    corrected: list[dict[str, Paired]] = [{} for _ in entries]
+    for key in {key for entry in entries for key in entry.against_first}:
+        found = [
+            (entry.against_first[key].p_value, i) for i, entry in enumerate(entries) if key in entry.against_first
+        ]
+        largest = 0.0
+        for rank, (p_value, i) in enumerate(sorted(found, key=lambda pair: (math.isnan(pair[0]), pair))):
+            largest = max(largest, min(1.0, (len(found) - rank) * p_value)) if not math.isnan(p_value) else math.nan
+            paired = entries[i].against_first[key]
+            corrected[i][key] = Paired(paired.difference, paired.low, paired.high, largest)
+    return [Entry(e.label, e.seeds, e.summary, new) for e, new in zip(entries, corrected, strict=True)]
+
+
+# --- tables -------------------------------------------------------------------------------------------------------
+
+
+def _columns(comparison: Comparison, part: str) -> list[tuple[str, str, str, bool]]:
+    if comparison.modality == "vision":
+        return _image_columns(comparison, part)
+    if part == "headline":
+        columns = [(f"id/{key}", header, kind, larger) for key, header, kind, larger in _ID]
+        return columns + [(f"ood/{t}/auroc", f"AUROC {t}", "percent", True) for t in comparison.ood_tasks]
+    return [
+        (f"ood/{task}/{key}", f"{task}, {header}", "percent", True)
+        for task in comparison.ood_tasks
+        for key, header in (("auroc_published", "published"), ("auroc_max_prob", "max prob"))
+    ]
+
+
+def _image_columns(comparison: Comparison, part: str) -> list[tuple[str, str, str, bool]]:
+    if part == "headline":
+        columns = [(f"id/{key}", header, kind, larger) for key, header, kind, larger in _IMAGE_ID]
+        return columns + [(f"ood/{t}/aupr", f"AUPR {t}", "fine", True) for t in comparison.ood_tasks]
+    readings = (("auroc", "AUROC", True), ("fpr95", "FPR95", False), ("auroc_max_prob", "AUROC, max prob", True))
+    return [
+        (f"ood/{task}/{key}", f"{task}, {header}", "fine", larger)
+        for task in comparison.ood_tasks
+        for key, header, larger in readings
+    ]
+
+
+def _cells(comparison: Comparison, part: str) -> tuple[list[str], list[list[tuple[str, str, bool, bool]]]]:
+    """Headers, and per row (mean, spread, whether it is the best, whether it differs from the first row)."""
+    columns = _columns(comparison, part)
+    rows = []
+    for entry in comparison.entries:
+        cells = []
+        for key, _, kind, larger in columns:
+            means = [e.summary[key].mean for e in comparison.entries if key in e.summary]
+            best = (max if larger else min)((m for m in means if not math.isnan(m)), default=math.nan)
+            found = entry.summary.get(key)
+            paired = entry.against_first.get(key)
+            cells.append(
+                (
+                    _number(found.mean if found else math.nan, kind),
+                    _number(found.std, kind) if found and not math.isnan(found.std) else "",
+                    found is not None and found.mean == best and len(comparison.entries) > 1,
+                    paired is not None and paired.p_value < SIGNIFICANT,
+                )
+            )
+        rows.append(cells)
+    return [header for _, header, _, _ in columns], rows
+
+
+def _number(value: float, kind: str) -> str:
+    if math.isnan(value):
+        return "–"
+    return {"percent": f"{100 * value:.1f}", "fine": f"{100 * value:.2f}"}.get(kind, f"{value:.3f}")
+
+
+def render_markdown(comparison: Comparison) -> str:
+    """The comparison as Markdown tables."""
+    blocks = []
+    other = "OOD AUROC in other readings" if comparison.modality == "text" else "OOD detection in other measures"
+    for title, part in (("", "headline"), (other, "readings")):
+        if part == "readings" and not comparison.ood_tasks:
+            continue
+        headers, rows = _cells(comparison, part)
+        lines = [["method", "seeds", *headers], ["---", *["---:"] * (len(headers) + 1)]]
+        for entry, cells in zip(comparison.entries, rows, strict=True):
+            shown = [_markdown_cell(*cell) for cell in cells]
+            lines.append([entry.label.replace("|", "\\|"), str(len(entry.seeds)), *shown])
+        table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        blocks.append(f"{title}:\n\n{table}" if title else table)
+    return "\n\n".join([*blocks, _legend(comparison)]) + "\n"
+
+
+def _markdown_cell(mean: str, std: str, best: bool, differs: bool) -> str:
+    text = f"{mean} ± {std}" if std else mean
+    return (f"**{text}**" if best else text) + ("\\*" if differs else "")
+
+
+def _legend(comparison: Comparison) -> str:
+    first = comparison.entries[0].label
+    return (
+        "Mean ± standard deviation over seeds; all in % but NLL; best mean in bold. \\*: differs from the first row "
+        f"({first}) by a paired bootstrap over items on the seeds that both have, p < {SIGNIFICANT} after Holm's "
+        f"correction for {max(1, len(comparison.entries) - 1)} comparisons. " + _reading(comparison)
+    )
+
+
+def _reading(comparison: Comparison) -> str:
+    if comparison.modality == "vision":
+        return (
+            "conf. AUPR: right answers above wrong ones by aleatoric uncertainty (1 − max p). AUPR, AUROC and FPR95: "
+            f"in distribution ({comparison.id_task}, the positives) against each other set by epistemic uncertainty "
+            "(K/α0; softmax methods: entropy, or mutual information over members). max prob: by 1 − max p."
+        )
+    return (
+        "AUROC: in distribution "
+        f"({comparison.id_task}) against each other task by epistemic uncertainty (K/α0; softmax methods: entropy, or "
+        "mutual information over members), both sides read on the training letters. published: each side on all "
+        "letters of its own task, as papers do, which an unused letter alone can raise. max prob: by 1 − max p, "
+        "training letters."
+    )
+
+
+def render_latex(comparison: Comparison) -> str:
+    """The headline table as LaTeX, for `booktabs`."""
+    headers, rows = _cells(comparison, "headline")
+    lines = [
+        r"\begin{tabular}{l" + "r" * len(headers) + "}",
+        r"\toprule",
+        " & ".join(["method", *map(escape_latex, headers)]) + r" \\",
+        r"\midrule",
+    ]
+    for entry, cells in zip(comparison.entries, rows, strict=True):
+        lines.append(" & ".join([escape_latex(entry.label), *(_latex_cell(*cell) for cell in cells)]) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def _latex_cell(mean: str, std: str, best: bool, differs: bool) -> str:
+    if mean == "–":
+        return "--"
+    value = rf"\mathbf{{{mean}}}" if best else mean
+    return f"${value}" + (rf" \pm {std}" if std else "") + ("^{*}" if differs else "") + "$"
+
+
+def render_csv(comparison: Comparison) -> str:
+    """Every figure, one line each."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["method", "key", "seeds", "mean", "std", "low", "high", *_PAIRED])
+    for entry in comparison.entries:
+        for key, found in entry.summary.items():
+            paired = entry.against_first.get(key)
+            values = [found.mean, found.std, found.low, found.high]
+            values += [paired.difference, paired.low, paired.high, paired.p_value] if paired else [math.nan] * 4
+            writer.writerow([entry.label, key, found.n, *("" if math.isnan(v) else f"{v:.6g}" for v in values)])
+    return out.getvalue()
+
+
+_PAIRED = ("difference", "difference_low", "difference_high", "p_value")
+
+
+def save_comparison(comparison: Comparison, folder: Path, name: str, description: str = "") -> str:
+    """
+    Write `table.md`, `table.tex`, `table.csv` and `table.json`; returns the Markdown.
+
+    Args:
+        comparison (`Comparison`): From [`compare`].
+        folder (`Path`): Where to.
+        name, description (`str`): The table's, for its heading.
+    """
+    markdown = render_markdown(comparison)
+    versions = ", ".join(f"{package} {version}" for package, version in checkpoint.versions().items())
+    heading = f"# {name}\n\n" + (f"{description}\n\n" if description else "")
+    write_text(folder / "table.md", f"{heading}{markdown}\nVersions: {versions}\n")
+    write_text(folder / "table.tex", render_latex(comparison))
+    write_text(folder / "table.csv", render_csv(comparison))
+    content = {"name": name, "versions": checkpoint.versions(), **to_json(asdict(comparison))}
+    write_text(folder / "table.json", json.dumps(content, indent=2, allow_nan=False) + "\n")
+    return markdown + f"\nTables: {folder / 'table.md'}, .tex, .csv, .json"

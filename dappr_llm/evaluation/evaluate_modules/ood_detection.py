@@ -1,0 +1,38 @@
+"""How well an uncertainty tells in-distribution rows from others, as an `evaluate.Metric`."""
+
+# `evaluate.load` copies this file elsewhere before it imports it: no relative imports.
+import datasets
+import evaluate
+import numpy as np
+
+from dappr_llm.evaluation import metrics
+
+_DESCRIPTION = """Out-of-distribution detection from one uncertainty per row: AUROC, AUPR with in-distribution rows as
+positives, AUPR with the others as positives, and the false-positive rate at 95 % true positives."""
+
+_INPUTS = """
+Args:
+    predictions: the uncertainty of each row, larger for less certain; NaN ranks as most uncertain.
+    references: 1 for in-distribution rows, 0 for the others.
+Returns:
+    auroc, aupr, aupr_ood, fpr95; NaN unless there are rows of both kinds.
+Examples:
+    >>> OODDetection().compute(predictions=[0.1, 0.2, 0.9], references=[1, 1, 0])["auroc"]
+    1.0
+"""
+
+
+class OODDetection(evaluate.Metric):
+    """See `OODDetection().description` and `OODDetection().inputs_description`."""
+
+    def _info(self):
+        features = datasets.Features({"predictions": datasets.Value("float64"), "references": datasets.Value("int64")})
+        return evaluate.MetricInfo(
+            description=_DESCRIPTION, citation="", inputs_description=_INPUTS, features=features
+        )
+
+    def _compute(self, predictions, references):
+        uncertainty, is_id = np.asarray(predictions, dtype=np.float64), np.asarray(references)
+        if not np.isin(is_id, (0, 1)).all():
+            raise ValueError("references must be 1 (in distribution) or 0 (not)")
+        return metrics.ood_scores(uncertainty[is_id == 1], uncertainty[is_id == 0])

@@ -1,0 +1,48 @@
+"""What is gained by leaving uncertain rows unanswered, as an `evaluate.Metric`."""
+
+# `evaluate.load` copies this file elsewhere before it imports it: no relative imports.
+import datasets
+import evaluate
+import numpy as np
+
+from dappr_llm.evaluation import metrics
+
+_DESCRIPTION = """Selective prediction from one uncertainty per row: area under the risk-coverage curve, its excess
+over a perfect ranking, risk at a coverage, coverage at a risk, and AUROC and AUPR of right against wrong answers."""
+
+_INPUTS = """
+Args:
+    predictions: the uncertainty of each row, larger for less certain; NaN ranks as most uncertain.
+    references: 1 where the answer is right, 0 where it is wrong.
+    coverage: share of rows to answer (default: 0.8).
+    risk: share of wrong answers to accept (default: 0.05).
+Returns:
+    aurc, excess_aurc, risk_at_coverage, coverage_at_risk, auroc, aupr.
+Examples:
+    >>> SelectivePrediction().compute(predictions=[0.1, 0.2, 0.9], references=[1, 1, 0])["excess_aurc"]
+    0.0
+"""
+
+
+class SelectivePrediction(evaluate.Metric):
+    """See `SelectivePrediction().description` and `SelectivePrediction().inputs_description`."""
+
+    def _info(self):
+        features = datasets.Features({"predictions": datasets.Value("float64"), "references": datasets.Value("int64")})
+        return evaluate.MetricInfo(
+            description=_DESCRIPTION, citation="", inputs_description=_INPUTS, features=features
+        )
+
+    def _compute(self, predictions, references, coverage=metrics.COVERAGE, risk=metrics.RISK):
+        uncertainty, correct = np.asarray(predictions, dtype=np.float64), np.asarray(references)
+        if not np.isin(correct, (0, 1)).all():
+            raise ValueError("references must be 1 (right) or 0 (wrong)")
+        correct = correct == 1
+        return {
+            "aurc": metrics.aurc(correct, uncertainty),
+            "excess_aurc": metrics.excess_aurc(correct, uncertainty),
+            "risk_at_coverage": metrics.risk_at_coverage(correct, uncertainty, coverage),
+            "coverage_at_risk": metrics.coverage_at_risk(correct, uncertainty, risk),
+            "auroc": metrics.confidence_auroc(correct, uncertainty),
+            "aupr": metrics.confidence_aupr(correct, uncertainty),
+        }

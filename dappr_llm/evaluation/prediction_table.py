@@ -1,0 +1,378 @@
+"""Prediction tables: what a model said about every item, in numpy, so that evaluation needs neither torch nor a GPU.
+
+A table reads the widest set of answer letters once. Any narrower reading is a slice of it: a column slice of `alpha`
+(Dirichlet methods), or a renormalised slice of the members' or the model's probabilities.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import UserError
+from ..core.files import PathLike, atomic_write
+
+_REQUIRED = ("ids", "labels", "num_options", "probs", "aleatoric", "epistemic", "meta")
+_ARRAYS = (*_REQUIRED, "alpha", "members")
+# Tables that differ in one of these answer different questions; their mean would mean nothing.
+_SHARED_META = ("task", "split", "num_choices", "task_num_choices", "letters", "epistemic_scale")
+
+
+def entropy(probs: np.ndarray) -> np.ndarray:
+    """Shannon entropy in nats over the last axis, with 0 log 0 = 0."""
+    probs = np.asarray(probs, dtype=np.float64)
+    return -(probs * np.log(probs, out=np.zeros_like(probs), where=probs > 0)).sum(axis=-1)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A table read on a chosen set of answer letters; the letters outside it have probability (and alpha) 0."""
+
+    probs: np.ndarray  # [N, W]
+    alpha: np.ndarray | None  # [N, W]
+    aleatoric: np.ndarray  # [N]
+    epistemic: np.ndarray  # [N]
+    num_options: np.ndarray  # [N], how many letters were read
+
+
+@dataclass(eq=False)
+class PredictionTable:
+    """
+    The predictions of one model (or ensemble) for N items over W answer letters or classes.
+
+    Args:
+        ids (`np.ndarray` of shape `[N]`): Unique item names.
+        labels (`np.ndarray` of shape `[N]`): Correct options; -1 means unknown.
+        num_options (`np.ndarray` of shape `[N]`): How many options each item itself offers, between 2 and W.
+        probs (`np.ndarray` of shape `[N, W]`): Probabilities over the W widest letters read; rows sum to 1.
+        aleatoric (`np.ndarray` of shape `[N]`): Aleatoric uncertainty, read on each item's own options.
+        epistemic (`np.ndarray` of shape `[N]`): Epistemic uncertainty, read on each item's own options.
+        alpha (`np.ndarray` of shape `[N, W]`, *optional*): Dirichlet parameters, for methods that have them.
+        members (`np.ndarray` of shape `[M, N, W]`, *optional*): Probabilities of each stochastic pass or member.
+        meta (`dict`, *optional*):
+            JSON-able facts: `task`, `split`, `method`, `checkpoint`, `seed`, `num_choices` (the training K),
+            `task_num_choices`, `letters`, `versions`, ... `epistemic_scale` (default 1.0) multiplies K/alpha0.
+        allow_nan (`bool`, *optional*, defaults to `False`):
+            Accept rows with NaN or Inf, which evaluation ranks as most uncertain. It is not stored in the file.
+    """
+
+    ids: np.ndarray
+    labels: np.ndarray
+    num_options: np.ndarray
+    probs: np.ndarray
+    aleatoric: np.ndarray
+    epistemic: np.ndarray
+    alpha: np.ndarray | None = None
+    members: np.ndarray | None = None
+    meta: dict[str, Any] = field(default_factory=dict)
+    allow_nan: bool = field(default=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.ids = np.asarray(self.ids, dtype=str)
+        for name in ("labels", "num_options", "probs", "aleatoric", "epistemic", "alpha", "members"):
+            if getattr(self, name) is not None:
+                setattr(self, name, _as_numbers(name, getattr(self, name)))
+        if not isinstance(self.meta, dict):
+            raise UserError(f"meta must be a JSON object, not {type(self.meta).__name__}.")
+        # Through JSON once, so that a table in memory equals the same table read back from disk.
+        self.meta = json.loads(json.dumps(self.meta))
+        self.validate()
+
+    @classmethod
+    def from_arrays(
+        cls,
+        ids: Sequence[str] | np.ndarray,
+        labels: Sequence[int] | np.ndarray | None = None,
+        probs: np.ndarray | None = None,
+        *,
+        num_options: Sequence[int] | np.ndarray | None = None,
+        aleatoric: np.ndarray | None = None,
+        epistemic: np.ndarray | None = None,
+        alpha: np.ndarray | None = None,
+        members: np.ndarray | None = None,
+        meta: dict[str, Any] | None = None,
+        allow_nan: bool = False,
+    ) -> PredictionTable:
+        """
+        Builds a table and fills in what was not given.
+
+        The arguments are those of [`PredictionTable`]. `probs` defaults to alpha/alpha0 or to the mean of the members,
+        `labels` to unknown, `num_options` to W, and the uncertainties to those of [`~PredictionTable.reading`].
+        """
+        if probs is None and alpha is not None:
+            probs = np.asarray(alpha, dtype=np.float64)
+            with np.errstate(invalid="ignore"):
+                probs = probs / probs.sum(axis=-1, keepdims=True)
+        elif probs is None and members is not None:
+            probs = np.asarray(members, dtype=np.float64).mean(axis=0)
+        elif probs is None:
+            raise UserError("A prediction table needs probs, alpha or members.")
+        probs, rows = np.asarray(probs), len(ids)
+        table = cls(
+            ids=np.asarray(ids, dtype=str),
+            labels=np.full(rows, -1) if labels is None else np.asarray(labels),
+            num_options=np.full(rows, probs.shape[-1]) if num_options is None else np.asarray(num_options),
+            probs=probs,
+            aleatoric=np.zeros(rows) if aleatoric is None else aleatoric,
+            epistemic=np.zeros(rows) if epistemic is None else epistemic,
+            alpha=alpha,
+            members=members,
+            meta=meta or {},
+            allow_nan=allow_nan,
+        )
+        derived = table._derive(table.num_options)
+        table.aleatoric = derived.aleatoric if aleatoric is None else table.aleatoric
+        table.epistemic = derived.epistemic if epistemic is None else table.epistemic
+        return table
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def width(self) -> int:
+        """W, the number of letters or classes read."""
+        return self.probs.shape[1]
+
+    @property
+    def nan_rows(self) -> np.ndarray:
+        """Mask of the rows that hold a NaN or an infinite number."""
+        bad = ~(np.isfinite(self.aleatoric) & np.isfinite(self.epistemic) & np.isfinite(self.probs).all(axis=1))
+        if self.alpha is not None:
+            bad |= ~np.isfinite(self.alpha).all(axis=1)
+        if self.members is not None:
+            bad |= ~np.isfinite(self.members).all(axis=(0, 2))
+        return bad
+
+    def validate(self) -> None:
+        """Checks that the arrays agree with each other, and raises a `UserError` that names what does not."""
+        self._validate_shapes()
+        unique, first = np.unique(self.ids, return_index=True)
+        if len(unique) < len(self):
+            raise UserError(f"ids must be unique, but {np.delete(self.ids, first)[0]} appears more than once.")
+        bad = self.nan_rows
+        if bad.any() and not self.allow_nan:
+            named = ", ".join(self.ids[bad][:3])
+            raise UserError(f"{bad.sum()} of {len(self)} rows hold NaN or Inf (first: {named}); see `allow_nan`.")
+        wrong = {
+            f"num_options is not between 2 and {self.width}": (self.num_options < 2) | (self.num_options > self.width),
+            "the label is not one of the item's own options": (self.labels < -1) | (self.labels >= self.num_options),
+            "probs are negative or do not sum to 1": ~bad & _not_probabilities(self.probs),
+        }
+        if self.alpha is not None:
+            wrong["alpha is not positive"] = (self.alpha <= 0).any(axis=1)
+        if self.members is not None:
+            wrong["members are negative or do not sum to 1"] = ~bad & _not_probabilities(self.members).any(axis=0)
+        for reason, rows in wrong.items():
+            if rows.any():
+                raise UserError(f"In {rows.sum()} of {len(self)} rows {reason} (first: {self.ids[rows][0]}).")
+
+    def _validate_shapes(self) -> None:
+        if self.ids.ndim != 1 or self.probs.ndim != 2:
+            raise UserError(f"ids must be [N] and probs [N, W], not {self.ids.shape} and {self.probs.shape}.")
+        rows, width = len(self.ids), self.width
+        expected: dict[str, tuple[int, ...]] = {"probs": (rows, width), "alpha": (rows, width)}
+        expected |= dict.fromkeys(("labels", "num_options", "aleatoric", "epistemic"), (rows,))
+        if self.members is not None:
+            expected["members"] = (max((1, *self.members.shape[:1])), rows, width)
+        for name, shape in expected.items():
+            array = getattr(self, name)
+            if array is not None and array.shape != shape:
+                raise UserError(f"{name} has shape {array.shape}, but the other arrays call for {shape}.")
+
+    def reading(self, slots: str | int = "own") -> Reading:
+        """
+        Reads the table on a set of answer letters.
+
+        Args:
+            slots (`str` or `int`, *optional*, defaults to `"own"`):
+                `"own"` reads each item on its own options; an integer k reads every item on the first k letters, even
+                where it offers more or fewer.
+
+        Returns:
+            [`Reading`]: With alpha: p = alpha/alpha0, aleatoric 1 - max p, epistemic `epistemic_scale` * k/alpha0.
+            With members: their mean p, aleatoric 1 - max p, epistemic the mutual information. Otherwise: aleatoric
+            1 - max p, epistemic the entropy. Uncertainties that the table stores are returned where the reading is
+            the stored one, so that a method's own definition is kept.
+        """
+        counts = self.num_options
+        if slots != "own":
+            if not isinstance(slots, int | np.integer) or not 2 <= slots <= self.width:
+                raise UserError(f"slots must be 'own' or a number of letters from 2 to {self.width}, not {slots!r}.")
+            counts = np.full(len(self), slots, dtype=np.int64)
+        derived = self._derive(counts)
+        same = np.array_equal(counts, self.num_options)
+        # Adding NaN marks a broken row in every number; an infinite alpha0 would read as perfectly certain.
+        broken = np.where(self.nan_rows, np.float32("nan"), np.float32(0))
+        return Reading(
+            probs=(self.probs if (counts == self.width).all() else derived.probs) + broken[:, None],
+            alpha=derived.alpha,
+            aleatoric=(self.aleatoric if same else derived.aleatoric) + broken,
+            epistemic=(self.epistemic if same else derived.epistemic) + broken,
+            num_options=counts,
+        )
+
+    @np.errstate(invalid="ignore")
+    def _derive(self, counts: np.ndarray) -> Reading:
+        # float64 throughout: 1 - max p keeps its resolution where a float32 max p would already round to 1.
+        keep = np.arange(self.width) < counts[:, None]  # [N, W]
+        alpha = None
+        if self.alpha is not None:
+            alpha = np.where(keep, self.alpha.astype(np.float64), 0.0)
+            alpha0 = alpha.sum(axis=-1)
+            probs = alpha / alpha0[:, None]
+            epistemic = float(self.meta.get("epistemic_scale", 1.0)) * counts / alpha0
+        elif self.members is not None:
+            members = renormalise(self.members, keep)  # [M, N, W]
+            probs = members.mean(axis=0)
+            epistemic = np.maximum(entropy(probs) - entropy(members).mean(axis=0), 0.0)
+        else:
+            probs = renormalise(self.probs, keep)
+            epistemic = entropy(probs)
+        return Reading(
+            probs=probs.astype(np.float32),
+            alpha=None if alpha is None else alpha.astype(np.float32),
+            aleatoric=(1.0 - probs.max(axis=-1)).astype(np.float32),
+            epistemic=epistemic.astype(np.float32),
+            num_options=counts,
+        )
+
+    def select(self, indices: Sequence[int] | np.ndarray) -> PredictionTable:
+        """Returns the table of the given rows, by integer indices or by a boolean mask."""
+        indices = np.asarray(indices, dtype=None if len(indices) else np.int64)
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
+        for name in set(_ARRAYS) - {"meta", "members"}:
+            arrays[name] = None if arrays[name] is None else arrays[name][indices]
+        arrays["members"] = None if self.members is None else self.members[:, indices]
+        return PredictionTable(**arrays, allow_nan=self.allow_nan)
+
+    def save(self, path: PathLike) -> None:
+        """Writes the table to one `.npz` file, readable with numpy alone and without pickle."""
+        arrays = {name: getattr(self, name) for name in _ARRAYS if getattr(self, name) is not None}
+        arrays["meta"] = np.array(json.dumps(self.meta))
+        with atomic_write(path) as handle:
+            np.savez_compressed(handle, **arrays)
+
+    @classmethod
+    def load(cls, path: PathLike, allow_nan: bool = False) -> PredictionTable:
+        """Reads a table that [`~PredictionTable.save`] wrote; a `UserError` names the file and its defect."""
+        if not Path(path).is_file():
+            raise UserError(f"There is no prediction table at {path}.")
+        try:
+            # Asked first: numpy would take anything else for a pickle and advise to load it unsafely.
+            if not zipfile.is_zipfile(path):
+                raise UserError("it is not a complete .npz archive")
+            with open(path, "rb") as handle, np.load(handle, allow_pickle=False) as archive:
+                arrays: dict[str, Any] = {name: archive[name] for name in archive.files if name in _ARRAYS}
+            missing = [name for name in _REQUIRED if name not in arrays]
+            if missing:
+                raise UserError(f"it holds no array named {', '.join(missing)}")
+            arrays["meta"] = json.loads(str(arrays["meta"]))
+            return cls(**arrays, allow_nan=allow_nan)
+        # A damaged archive can fail anywhere in zipfile, zlib, numpy's header parser or json, each in its own way.
+        except Exception as error:
+            reason = str(error).rstrip(".") or type(error).__name__
+            raise UserError(f"{path} is not a readable prediction table: {reason}.") from error
+
+    def to_parquet(self, path: PathLike) -> None:
+        """Exports the table to Parquet, one row per item, with `meta` as JSON in the schema's metadata."""
+        try:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+        except ImportError as error:
+            raise UserError("Exporting to Parquet needs pyarrow: pip install pyarrow.") from error
+        columns = {}
+        for name in set(_ARRAYS) - {"meta"}:
+            if (array := getattr(self, name)) is not None:
+                array = array.transpose(1, 0, 2) if name == "members" else array
+                columns[name] = pa.array(array.reshape(-1))
+                for size in array.shape[:0:-1]:
+                    columns[name] = pa.FixedSizeListArray.from_arrays(columns[name], size)
+        table = pa.table({name: columns[name] for name in _ARRAYS if name in columns})
+        with atomic_write(path) as handle:
+            pq.write_table(table.replace_schema_metadata({"meta": json.dumps(self.meta)}), handle)
+
+
+def _as_numbers(name: str, values: Any) -> np.ndarray:
+    array, integers = np.asarray(values), name in ("labels", "num_options")
+    # A silent cast would turn the label 0.9 into 0.
+    if array.size and array.dtype.kind not in ("iu" if integers else "fiu"):
+        raise UserError(f"{name} must be {'integers' if integers else 'real numbers'}, not {array.dtype}.")
+    return array.astype(np.int64 if integers else np.float32)
+
+
+def _not_probabilities(probs: np.ndarray) -> np.ndarray:
+    return (np.abs(probs.sum(axis=-1) - 1) > 1e-3) | (probs < 0).any(axis=-1)
+
+
+def renormalise(probs: np.ndarray, keep: np.ndarray) -> np.ndarray:
+    """Probabilities `[..., N, W]` over the letters that `keep` `[N, W]` marks, in float64."""
+    kept = np.where(keep, probs.astype(np.float64), 0.0)
+    # A float32 softmax can underflow to 0 on every letter kept; the model then says nothing about them.
+    kept = np.where(kept.sum(axis=-1, keepdims=True) == 0, keep, kept)
+    return kept / kept.sum(axis=-1, keepdims=True)
+
+
+def combine(tables: Sequence[PredictionTable]) -> PredictionTable:
+    """
+    Combines the tables of M models into the table of their ensemble.
+
+    Args:
+        tables (`Sequence[PredictionTable]`): One table per model, of the same items in the same order; the
+            first difference is a `UserError`.
+
+    Returns:
+        [`PredictionTable`]: With the mean alpha if every table has alpha; otherwise with all members stacked, their
+        mean probabilities and their mutual information. Facts of `meta` that differ become lists.
+    """
+    if not tables:
+        raise UserError("An ensemble needs at least one prediction table.")
+    for number, table in enumerate(tables[1:], start=2):
+        _refuse_difference(tables[0], table, number)
+    evidence = [table.alpha for table in tables if table.alpha is not None]
+    alpha = members = None
+    if len(evidence) == len(tables):
+        alpha = np.stack(evidence).mean(axis=0, dtype=np.float64)
+    else:
+        stacks = [table.probs[None] if table.members is None else table.members for table in tables]
+        if len({len(stack) for stack in stacks}) > 1:
+            raise UserError(f"The tables hold different numbers of members: {[len(stack) for stack in stacks]}.")
+        members = np.concatenate(stacks)
+    return PredictionTable.from_arrays(
+        ids=tables[0].ids,
+        labels=tables[0].labels,
+        num_options=tables[0].num_options,
+        alpha=alpha,
+        members=members,
+        meta=_combine_meta([table.meta for table in tables]),
+        allow_nan=any(table.allow_nan for table in tables),
+    )
+
+
+def _refuse_difference(first: PredictionTable, other: PredictionTable, number: int) -> None:
+    if first.probs.shape != other.probs.shape:
+        raise UserError(
+            f"Table {number} has {other.probs.shape} items and letters, the first has {first.probs.shape}."
+        )
+    for name in ("ids", "labels", "num_options"):
+        mine, its = getattr(first, name), getattr(other, name)
+        if (mine != its).any():
+            row = int(np.argmax(mine != its))
+            raise UserError(f"Table {number} differs from the first in {name}[{row}]: {its[row]} against {mine[row]}.")
+    for name in _SHARED_META:
+        mine, its = first.meta.get(name), other.meta.get(name)
+        if mine != its:
+            raise UserError(f"Table {number} differs from the first in {name}: {its!r} against {mine!r}.")
+
+
+def _combine_meta(metas: list[dict[str, Any]]) -> dict[str, Any]:
+    combined: dict[str, Any] = {}
+    for name in dict.fromkeys(name for meta in metas for name in meta):
+        values = [meta.get(name) for meta in metas]
+        combined[name] = values[0] if all(value == values[0] for value in values) else values
+    return combined | {"ensemble": len(metas)}

@@ -1,0 +1,284 @@
+"""The report's tables, once as data and then in HTML, Markdown, CSV and LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...core.errors import UserError
+from ..bootstrap import paired_bootstrap
+from .load import RunData
+
+ID_COLUMNS = (
+    ("accuracy", "accuracy", "percent"),
+    ("NLL", "nll", "plain"),
+    ("Brier", "brier", "plain"),
+    ("ECE", "ece", "percent"),
+    ("ECE floor", "ece_floor", "percent"),
+    ("conf. AUROC", "conf_auroc", "percent"),
+    ("conf. AUPR", "conf_aupr", "percent"),
+    ("AURC", "aurc", "plain"),
+    ("n", "n", "count"),
+)
+MORE_ID_COLUMNS = (
+    ("ECE equal mass", "ece_equal_mass", "percent"),
+    ("ECE classwise", "ece_classwise", "percent"),
+    ("MCE", "mce", "percent"),
+    ("excess AURC", "excess_aurc", "plain"),
+    ("risk at 80 % coverage", "risk_at_coverage_80", "percent"),
+    ("coverage at 5 % risk", "coverage_at_risk_5", "percent"),
+)
+OOD_COLUMNS = (
+    ("AUROC matched", "auroc", "percent"),
+    ("AUROC published", "auroc_published", "percent"),
+    ("AUPR matched", "aupr", "percent"),
+    ("AUPR published", "aupr_published", "percent"),
+    ("FPR95 matched", "fpr95", "percent"),
+    ("FPR95 published", "fpr95_published", "percent"),
+)
+MORE_OOD_COLUMNS = (
+    ("AUPR, OOD positive", "aupr_ood", "percent"),
+    ("AUPR, OOD positive, published", "aupr_ood_published", "percent"),
+    ("AUROC max prob", "auroc_max_prob", "percent"),
+    ("AUROC entropy", "auroc_entropy", "percent"),
+    ("AUROC mutual information", "auroc_mutual_information", "percent"),
+)
+SHIFT_COLUMNS = (
+    ("accuracy", "accuracy", "percent"),
+    ("NLL", "nll", "plain"),
+    ("Brier", "brier", "plain"),
+    ("ECE", "ece", "percent"),
+    ("ECE floor", "ece_floor", "percent"),
+)
+_COMPARED = ("accuracy", "nll", "brier", "ece", "conf_auroc", "aurc")
+
+
+Columns = Sequence[tuple[str, str, str]]  # heading, key, how it is shown
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value as it is shown, and its interval."""
+
+    text: str
+    interval: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A caption, the names of the heading columns and of the others, and rows of headings and cells."""
+
+    caption: str
+    headings: list[str]
+    columns: list[str]
+    rows: list[tuple[list[str], list[Cell]]]
+    note: str = field(default="")
+
+
+def number(value: float | None, kind: str) -> str:
+    """A value as text: percent, plain with three decimals, or a count; a dash where there is none."""
+    if value is None or math.isnan(value):
+        return "–"
+    return _signed({"percent": f"{100 * value:.2f}", "plain": f"{value:.3f}", "count": f"{value:.0f}"}[kind])
+
+
+def interval_text(pair: tuple[float, float] | None, kind: str) -> str:
+    """An interval as text, one decimal less than its value; empty where there is none."""
+    if pair is None or any(map(math.isnan, pair)):
+        return ""
+    low, high = (_signed(f"{100 * end:.1f}" if kind == "percent" else f"{end:.3f}") for end in pair)
+    # A dash between negative numbers reads as another minus.
+    return f"{low} to {high}" if "-" in low + high else f"{low}–{high}"
+
+
+def _signed(text: str) -> str:
+    return text.removeprefix("-") if float(text) == 0 else text  # no "-0.00"
+
+
+def report_tables(runs: Sequence[RunData]) -> tuple[list[Table], list[Table]]:
+    """The headline (answers in distribution, detection) and the rest: shift, differences, more metrics, counts."""
+    headline = [_answers(runs, "In distribution: " + _id_names(runs), ID_COLUMNS, _ANSWERS_NOTE)]
+    more = [_answers(runs, "Calibration and selective prediction", MORE_ID_COLUMNS, _MORE_NOTE)]
+    if any(run.ood_tables for run in runs):
+        one = all(run.one_reading for run in runs)
+        note = f"Ranked by the {runs[0].score} score. {'' if one else _READINGS_NOTE}{_DETECTION_NOTE}"
+        headline.append(_per_task(runs, "Out-of-distribution detection", _shown(OOD_COLUMNS, one), note))
+        if any(f"ood/{task}/accuracy" in run.results for run in runs for task in run.ood_tables):
+            more = [_per_task(runs, "Answers under shift", SHIFT_COLUMNS), *more]
+        matched = "" if one else "On matched letters, unless said otherwise."
+        more.append(_per_task(runs, "More detection figures", _shown(MORE_OOD_COLUMNS, one), matched))
+    return headline, [*(_differences(runs) if len(runs) > 1 else ()), *more, _counts(runs)]
+
+
+_ANSWERS_NOTE = (
+    "Percent, except NLL, Brier and AURC. ECE floor: what chance alone would show at this size. Intervals: 95 %, "
+    "bootstrap over items."
+)
+_MORE_NOTE = "Equal mass: 15 bins of equally many items. MCE: the largest gap of a bin, however few items it holds."
+_READINGS_NOTE = (
+    "Matched: both sides on the training letters. Published: each task on its own letters; never compare across the "
+    "two. "
+)
+_DETECTION_NOTE = (
+    "AUPR: in-distribution items positive. FPR95: share of the other task accepted when 95 % of the in-distribution "
+    "items are."
+)
+
+
+def _shown(columns: Columns, one_reading: bool) -> Columns:
+    """The columns of both readings, or, where these coincide, of the one."""
+    if not one_reading:
+        return columns
+    return [
+        (head.removesuffix(" matched"), key, kind) for head, key, kind in columns if not key.endswith("_published")
+    ]
+
+
+def _id_names(runs: Sequence[RunData]) -> str:
+    return " / ".join(dict.fromkeys(run.id_name for run in runs))
+
+
+def _answers(runs: Sequence[RunData], caption: str, columns: Columns, note: str) -> Table:
+    rows = [([run.name], _cells(run, "id/{}", columns)) for run in runs]
+    return Table(caption, ["run"], [name for name, _, _ in columns], rows, note)
+
+
+def _per_task(runs: Sequence[RunData], caption: str, columns: Columns, note: str = "") -> Table:
+    several = len(runs) > 1  # a single run need not be named in every row
+    rows = [
+        ([task, run.name] if several else [task], _cells(run, f"ood/{task}/{{}}", columns))
+        for task in _tasks(runs)
+        for run in runs
+        if task in run.ood_tables
+    ]
+    return Table(caption, ["task", "run"] if several else ["task"], [name for name, _, _ in columns], rows, note)
+
+
+def _counts(runs: Sequence[RunData]) -> Table:
+    rows = []
+    for run in runs:
+        for task, table in run.tables.items():
+            options, count = np.unique(table.num_options, return_counts=True)
+            by_options = ", ".join(f"{k}: {n}" for k, n in zip(options, count, strict=True))
+            bad = int(table.nan_rows.sum())
+            cells = [str(len(table)), by_options, str(int((table.labels < 0).sum())), str(bad)]
+            rows.append(([task, run.name] if len(runs) > 1 else [task], [Cell(text) for text in cells]))
+    columns = ["items", "by number of options", "left out of answers: no label", "with NaN or Inf"]
+    note = (
+        "Detection uses every item, answers every labelled one; nothing else is left out. Items with NaN or Inf rank "
+        "as most uncertain and count as wrong."
+    )
+    return Table("Items", ["task", "run"] if len(runs) > 1 else ["task"], columns, rows, note)
+
+
+def _differences(runs: Sequence[RunData]) -> list[Table]:
+    first, found = runs[0], []
+    for run in runs[1:]:
+        title = f"{run.name} minus {first.name}"
+        try:
+            one, other = ([(r.id_table, r.ood_tables)] for r in (first, run))
+            pairs = paired_bootstrap(one, other, resamples=run.resamples or 200, score=run.score)
+        except UserError as error:
+            found.append(Table(title, ["metric"], ["difference"], [], f"Not compared. {error}"))
+            continue
+        names = [(f"id/{name}", label, kind) for label, name, kind in ID_COLUMNS if name in _COMPARED]
+        for task in run.ood_tables:
+            for words, name, _ in _shown(OOD_COLUMNS[:2], first.one_reading and run.one_reading):
+                names.append((f"ood/{task}/{name}", f"{task}: {words}", "percent"))
+        rows = []
+        for key, label, kind in names:
+            if key in pairs:
+                pair = pairs[key]
+                ends = interval_text((pair.low, pair.high), kind)
+                p = "–" if math.isnan(pair.p_value) else f"{pair.p_value:.3f}"
+                rows.append(([label], [Cell(number(pair.difference, kind), ends), Cell(p)]))
+        note = "The same resampled items in both runs. p: two-sided, for no difference; not corrected for many rows."
+        found.append(Table(f"{title}, same items", ["metric"], ["difference", "p"], rows, note))
+    return found
+
+
+def _tasks(runs: Sequence[RunData]) -> list[str]:
+    return list(dict.fromkeys(task for run in runs for task in run.ood_tables))
+
+
+def _cells(run: RunData, pattern: str, columns: Columns) -> list[Cell]:
+    cells = []
+    for _, name, kind in columns:
+        key = pattern.format(name)
+        cells.append(Cell(number(run.results.get(key), kind), interval_text(run.intervals.get(key), kind)))
+    return cells
+
+
+def to_markdown(tables: Sequence[Table]) -> str:
+    """Tables for a README or a model card."""
+    blocks = []
+    for table in tables:
+        lines = [[*table.headings, *table.columns]]
+        lines.append([*["---"] * len(table.headings), *["---:"] * len(table.columns)])
+        lines += [[*names, *(_with_interval(cell, "({})") for cell in cells)] for names, cells in table.rows]
+        body = "\n".join("| " + " | ".join(_markdown(cell) for cell in line) + " |" for line in lines)
+        blocks.append(
+            f"### {_markdown(table.caption)}\n\n{body}" + (f"\n\n{_markdown(table.note)}" if table.note else "")
+        )
+    return "\n\n".join(blocks) + "\n"
+
+
+def _with_interval(cell: Cell, brackets: str) -> str:
+    return f"{cell.text} {brackets.format(cell.interval)}" if cell.interval else cell.text
+
+
+def _markdown(text: str) -> str:
+    for mark in "\\|`*_<>[]":
+        text = text.replace(mark, "\\" + mark)
+    return " ".join(text.split())
+
+
+def to_latex(tables: Sequence[Table]) -> str:
+    """Tables for a paper, with booktabs rules; needs `\\usepackage{booktabs}`."""
+    blocks = []
+    for table in tables:
+        layout = "l" * len(table.headings) + "r" * len(table.columns)
+        lines = [[*table.headings, *table.columns]]
+        lines += [[*names, *(_with_interval(cell, "[{}]") for cell in cells)] for names, cells in table.rows]
+        shown = [" & ".join(escape_latex(cell) for cell in line) + r" \\" for line in lines]
+        body = "\n".join([r"\toprule", shown[0], r"\midrule", *shown[1:], r"\bottomrule"])
+        caption = escape_latex(table.caption)
+        head = f"\\begin{{table}}\n\\centering\n\\caption{{{caption}}}\n\\begin{{tabular}}{{{layout}}}"
+        blocks.append(f"{head}\n{body}\n\\end{{tabular}}\n\\end{{table}}")
+    return "\n\n".join(blocks) + "\n"
+
+
+_LATEX: Mapping[str, str] = {
+    "\\": r"\textbackslash{}",
+    "–": "--",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    **{mark: "\\" + mark for mark in "&%$#_{}"},
+}
+
+
+def escape_latex(text: str) -> str:
+    """Text as LaTeX shows it, on one line."""
+    return "".join(_LATEX.get(letter, letter) for letter in " ".join(text.split()))
+
+
+def to_csv(runs: Sequence[RunData]) -> str:
+    """Every figure in one long table: run, key, value, low, high; full precision, fractions."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["run", "key", "value", "low", "high"])
+    for run in runs:
+        for key, value in run.results.items():
+            ends = run.intervals.get(key, ("", ""))
+            writer.writerow([_safe(run.name), _safe(key), value, *ends])
+    return out.getvalue()
+
+
+def _safe(text: str) -> str:
+    # A spreadsheet would run a cell that begins so.
+    return "'" + text if text.startswith(("=", "+", "-", "@")) else text

@@ -1,0 +1,122 @@
+"""Runs → `report.html`, `report.md`, `report.csv` and `report.tex`."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from ... import __version__
+from ...core.errors import UserError
+from ...core.files import write_text
+from . import charts
+from .cases import case_groups
+from .load import RunData, load_run
+from .tables import Table, report_tables, to_csv, to_latex, to_markdown
+
+_FACTS = ("method", "options", "seed", "split", "checkpoint", "versions")
+
+
+def write_report(
+    folders: list[str],
+    out: str | None = None,
+    id_name: str | None = None,
+    title: str = "",
+    score: str = "epistemic",
+    resamples: int = 1000,
+    allow_nan: bool = False,
+) -> Path:
+    """
+    Write the report of one run, or of several side by side.
+
+    Args:
+        folders (`list[str]`): Folders that `dappr train` or `dappr evaluate` wrote.
+        out (`str`, *optional*): Where to write; `report` inside the run, or here for several runs.
+        id_name (`str`, *optional*): The in-distribution task, where no results file says it.
+        title (`str`, *optional*): Heading of the page.
+        score (`str`, *optional*, defaults to `"epistemic"`): What ranks items; see [`evaluate_ood`].
+        resamples (`int`, *optional*, defaults to 1000): Of the intervals; 0 for none.
+        allow_nan (`bool`, *optional*, defaults to `False`): Accept rows with NaN or Inf, as most uncertain.
+
+    Returns:
+        `Path`: The HTML file.
+    """
+    runs = [load_run(folder, id_name, allow_nan, score=score, resamples=resamples) for folder in folders]
+    _tell_apart(runs, folders)
+    folder = Path(out) if out else (Path(folders[0]) / "report" if len(runs) == 1 else Path("report"))
+    headline, more = report_tables(runs)
+    page = render_page(runs, headline, more, title or " / ".join(run.name for run in runs))
+    tables = [*headline, *more]
+    contents = {"md": to_markdown(tables), "csv": to_csv(runs), "tex": to_latex(tables), "html": page}
+    for ending, text in contents.items():
+        write_text(folder / f"report.{ending}", text)
+    print(f"Report: {folder / 'report.html'} (and .md, .csv, .tex beside it)")
+    return folder / "report.html"
+
+
+def render_page(runs: list[RunData], headline: list[Table], more: list[Table], title: str) -> str:
+    """The HTML page, with style and figures inside; every text is escaped by the template."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("dappr_llm.evaluation.reporting", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["percent"] = lambda value: "NaN" if math.isnan(value) else f"{100 * value:.1f} %"
+    environment.filters["breakable"] = _breakable
+    environment.filters["plain"] = lambda value: "NaN" if math.isnan(value) else f"{value:.3g}"
+    together = [charts.roc([run for run in runs if task in run.tables], task) for task in _shared_tasks(runs)]
+    compared = [chart for chart in (*together, charts.risk_coverage(runs)) if chart]
+    page = environment.get_template("report.html.j2").render(
+        title=title,
+        runs=[{"run": run, "facts": _facts(run), "charts": _charts(run), "cases": case_groups(run)} for run in runs],
+        headline=headline,
+        tables=more,
+        compared=compared,
+        version=__version__,
+    )
+    return page.lstrip()
+
+
+def _breakable(text: str) -> Any:
+    """Escaped text that may wrap after an underscore, as long task names must on a phone."""
+    from markupsafe import Markup, escape
+
+    return Markup("_<wbr>").join(escape(part) for part in text.split("_"))
+
+
+def _charts(run: RunData) -> list[charts.Chart]:
+    found = [charts.reliability(run, run.id_name), charts.accuracy_by_quantile(run, run.id_name)]
+    found += [charts.histogram(run, evidence=True), charts.histogram(run, evidence=False)]
+    found += [charts.reliability(run, task) for task in run.ood_tables]
+    return [chart for chart in found if chart]
+
+
+def _facts(run: RunData) -> list[tuple[str, str]]:
+    found = []
+    for name in _FACTS:
+        value = run.id_table.meta.get(name, run.meta.get(name))
+        if isinstance(value, dict):
+            value = ", ".join(f"{key} {item}" for key, item in value.items())
+        if value not in (None, ""):
+            found.append((name, str(value)))
+    return found
+
+
+def _shared_tasks(runs: list[RunData]) -> list[str]:
+    return list(dict.fromkeys(task for run in runs for task in run.ood_tables))
+
+
+def _tell_apart(runs: list[RunData], folders: list[str]) -> None:
+    """Runs of the same name are called by their path; the same folder twice is a mistake."""
+    paths = [Path(folder).resolve() for folder in folders]
+    for i, path in enumerate(paths):
+        if path in paths[:i]:
+            raise UserError(f"{folders[i]} is given twice")
+    names = [run.name for run in runs]
+    for run, folder in zip(runs, folders, strict=True):
+        if names.count(run.name) > 1:
+            run.name = str(folder).rstrip("/")

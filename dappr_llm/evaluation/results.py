@@ -1,0 +1,130 @@
+"""The results file: one versioned JSON file that reports, model cards and sweeps read. See docs/results_schema.md."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core import checkpoint
+from ..core.errors import UserError
+from ..core.files import PathLike, write_text
+
+SCHEMA_VERSION = 1
+
+Intervals = dict[str, tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class ResultsFile:
+    """
+    What a results file holds.
+
+    Args:
+        results (`dict`): Numbers by key, fractions and never percent; NaN where undefined.
+        meta (`dict`): Facts about the run.
+        intervals (`dict`, *optional*): Low and high by key; empty for files written without.
+    """
+
+    results: dict[str, Any]
+    meta: dict[str, Any]
+    intervals: Intervals = field(default_factory=dict)
+
+
+def save_results(
+    results: Mapping[str, Any],
+    meta: Mapping[str, Any],
+    path: PathLike,
+    intervals: Mapping[str, tuple[float, float]] | None = None,
+) -> None:
+    """
+    Writes results to a JSON file, all or nothing.
+
+    Args:
+        results (`Mapping`): What [`evaluate_tables`] returned. NaN and Inf, which JSON lacks, become `null`.
+        meta (`Mapping`): JSON-able facts about the run.
+        path (`str` or `os.PathLike`): The file to write.
+        intervals (`Mapping`, *optional*): What [`bootstrap`] returned.
+    """
+    content = {
+        "schema_version": SCHEMA_VERSION,
+        "meta": to_json(dict(meta)),
+        "results": to_json(dict(results)),
+        "intervals": to_json(dict(intervals or {})),
+    }
+    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def load_results(path: PathLike) -> tuple[dict[str, Any], dict[str, Any]]:
+    """
+    Reads the numbers of a results file; see [`load_results_file`] for the intervals.
+
+    Args:
+        path (`str` or `os.PathLike`): The JSON file.
+
+    Returns:
+        `tuple`: `(results, meta)`, where `null` among the results is NaN again.
+    """
+    content = load_results_file(path)
+    return content.results, content.meta
+
+
+def load_results_file(path: PathLike) -> ResultsFile:
+    """Reads a results file whole. Files from before the schema had a version are read too; newer ones are refused."""
+    try:
+        with open(path, encoding="utf-8") as handle:
+            content = json.load(handle)
+    except OSError as error:
+        raise UserError(f"Cannot read {path}: {error.strerror}.") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not a JSON file: {error}.") from error
+    content = content if isinstance(content, dict) else {}
+    parts = [content.get("results"), content.get("meta"), content.get("intervals", {})]
+    results, meta, intervals = (part if isinstance(part, dict) else {} for part in parts)
+    if not all(isinstance(part, dict) for part in parts):
+        raise UserError(f"{path} is not a results file: it must hold the objects 'results' and 'meta'.")
+    version = content.get("schema_version", SCHEMA_VERSION)
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
+        raise UserError(f"{path} has schema version {version!r}, but this dappr_llm reads up to {SCHEMA_VERSION}.")
+    for key, value in results.items():
+        if not (value is None or isinstance(value, int | float)):
+            raise UserError(f"{path}: the result {key!r} is not a number.")
+    for key, value in intervals.items():
+        if not (isinstance(value, list) and len(value) == 2):
+            raise UserError(f"{path}: the interval {key!r} is not a pair [low, high].")
+    return ResultsFile(
+        {key: _number(value) for key, value in results.items()},
+        meta,
+        {key: (_number(low), _number(high)) for key, (low, high) in intervals.items()},
+    )
+
+
+def _number(value: Any) -> Any:
+    return math.nan if value is None else value
+
+
+def to_json(value: Any) -> Any:
+    """Plain JSON values: numpy scalars as numbers, and `None` for NaN and Inf, which JSON lacks."""
+    if isinstance(value, dict):
+        return {str(name): to_json(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def table_paths(folder: Path, meta: dict[str, Any]) -> dict[str, Path]:
+    """By task: the tables that the results file names, or else every table among the predictions."""
+    named = meta.get("tables")
+    if isinstance(named, dict) and named:
+        return {str(task): folder / str(path) for task, path in named.items()}
+    paths = sorted((folder / checkpoint.TABLES).glob("*.npz"))
+    found = {path.stem.rpartition("-")[0] or path.stem: path for path in paths}
+    wanted = [meta.get("id"), *meta.get("ood", [])]
+    return {task: found[task] for task in wanted if task in found} or found

@@ -1,0 +1,277 @@
+"""
+`dappr predict` to a file of answers: JSONL, CSV or Parquet in and out, of any size; a kill costs a few batches.
+
+Answers are appended to a journal beside the output as they come. Started again, the same job goes on after the last
+whole line of it; when all rows are done, the journal becomes the output in one step.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ..core import checkpoint
+from ..core.errors import UserError
+from ..core.files import atomic_write, write_text
+
+SUFFIXES = (".jsonl", ".csv", ".parquet")
+_BOOK = ".shards.json"  # which shards are finished, and by which job
+_FLUSH_ROWS, _SYNC_ROWS = 64, 4096  # what a kill and what a power cut may cost
+_CHUNK = 10_000  # rows of one Parquet row group
+
+
+@dataclass(frozen=True)
+class Job:
+    """
+    What is asked, and of whom: a journal is continued only by the very same job.
+
+    Args:
+        task (`str`):
+            Task, file or description, as text.
+        split (`str`):
+            The split.
+        weights (`str`, *optional*):
+            Hash of the adapter.
+        decision (`str`, *optional*):
+            The decision rule, as text.
+        options (`str`, *optional*):
+            Whatever else changes answers.
+        input (`str`, *optional*):
+            Size and date of an input file.
+    """
+
+    task: str
+    split: str
+    weights: str | None = None
+    decision: str | None = None
+    options: str = ""
+    input: str | None = None
+
+
+def describe(pipe: Any, spec: Any, split: str, limit: int | None) -> Job:
+    """The job of answering one split of a task with a loaded pipeline."""
+    path = spec.get("path") if isinstance(spec, dict) else spec
+    stat = os.stat(path) if isinstance(path, str) and os.path.isfile(path) else None
+    return Job(
+        task=json.dumps(spec, sort_keys=True),
+        split=split,
+        weights=checkpoint.weights_hash(pipe.run.folder),
+        decision=None if pipe.decision is None else json.dumps(asdict(pipe.decision), sort_keys=True),
+        options=json.dumps([pipe.extra_letters, pipe.truncate, limit]),
+        input=f"{stat.st_size} {stat.st_mtime_ns}" if stat else None,
+    )
+
+
+def predict_file(
+    pipe: Any, items: Iterable[Any], out: str | Path, job: Job, overwrite: bool = False, total: int | None = None
+) -> int:
+    """
+    Answer every item into a file.
+
+    Args:
+        pipe (`UncertaintyPipeline`):
+            What answers.
+        items (`Iterable[MCQItem]`):
+            Items in an order that is the same each time.
+        out (`str` or `Path`):
+            `.jsonl`, `.csv` or `.parquet`.
+        job (`Job`):
+            From `describe`.
+        overwrite (`bool`, *optional*, defaults to `False`):
+            Throw away the journal of another job.
+        total (`int`, *optional*):
+            Number of items, for the progress bar.
+
+    Returns:
+        `int`: How many rows the file holds.
+    """
+    out = Path(out)
+    check_name(out)
+    journal = out.with_name(f".{out.name}.part.jsonl")
+    done = _resume(journal, job, overwrite)
+    waiting: deque[int | None] = deque()
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for item in islice(items, done, None):
+            waiting.append(item.label if item.label >= 0 else None)
+            is_image = hasattr(item, "image")
+            yield item if is_image else {"id": item.id, "question": item.question, "choices": list(item.options)}
+
+    count = done
+    try:
+        with journal.open("a", encoding="utf-8") as handle:
+            for answer in pipe.stream(rows()):
+                label = waiting.popleft()
+                known = {} if label is None else {"label": label, "correct": answer.answer == answer.choices[label]}
+                handle.write(json.dumps({**answer.to_dict(), **known}, ensure_ascii=False) + "\n")
+                count += 1
+                if count % _FLUSH_ROWS == 0:
+                    handle.flush()
+                if count % _SYNC_ROWS == 0:
+                    _sync(handle)
+            _sync(handle)
+    except OSError as error:
+        raise UserError(f"Cannot write {journal}: {error.strerror or error}") from error
+    if count == 0:
+        journal.unlink()
+        raise UserError(f"{job.task} has no rows")
+    _finish(journal, out)
+    journal.unlink()
+    return count
+
+
+def predict_shards(
+    pipe: Any,
+    shards: Iterable[tuple[str, Iterable[Any], Job]],
+    out: str | Path,
+    suffix: str = ".parquet",
+    overwrite: bool = False,
+) -> int:
+    """
+    Answer files of items, one by one, each into a file of its own; those that are finished are not done again.
+
+    Args:
+        pipe (`UncertaintyPipeline`):
+            What answers.
+        shards (`Iterable`):
+            Name, items and job of each.
+        out (`str` or `Path`):
+            The folder to write to.
+        suffix (`str`, *optional*, defaults to `".parquet"`):
+            Kind of the files.
+        overwrite (`bool`, *optional*, defaults to `False`):
+            Do finished ones again, and throw away journals of other jobs.
+
+    Returns:
+        `int`: How many rows were answered now.
+    """
+    out = Path(out)
+    book = out / _BOOK
+    done = {} if overwrite or not book.is_file() else _read_book(book)
+    count = 0
+    for name, items, job in shards:
+        target = out / f"{name}{suffix}"
+        mark = hashlib.sha256(json.dumps(asdict(job), sort_keys=True).encode()).hexdigest()
+        if done.get(name) == mark and target.is_file():
+            continue
+        if target.exists() and done.get(name) != mark and not overwrite:
+            raise UserError(f"{target} was made by another job; choose another --out, or pass --overwrite")
+        count += predict_file(pipe, items, target, job, overwrite)
+        done[name] = mark
+        write_text(book, json.dumps(done, indent=1) + "\n")
+    return count
+
+
+def _read_book(path: Path) -> dict[str, str]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
+    except ValueError:
+        raise UserError(f"{path} is damaged; remove it, or pass --overwrite") from None
+
+
+def check_name(out: str | Path) -> None:
+    """Refuse an output whose kind is unknown, before anything is loaded."""
+    if Path(out).suffix.lower() not in SUFFIXES:
+        raise UserError(
+            f"--out {out}: the name must end in {', '.join(SUFFIXES)} (answers) or .npz (a prediction table)"
+        )
+
+
+def _sync(handle: Any) -> None:
+    handle.flush()
+    os.fsync(handle.fileno())
+
+
+def _resume(journal: Path, job: Job, overwrite: bool) -> int:
+    """How many rows the journal of this job holds; a line that was cut short by a kill is cut off."""
+    head = json.dumps(asdict(job), sort_keys=True, ensure_ascii=False) + "\n"
+    if overwrite or not journal.is_file():
+        with atomic_write(journal) as handle:
+            handle.write(head.encode())
+        return 0
+    lines, whole, first = 0, 0, b""
+    with journal.open("rb") as handle:  # line by line: a journal may be larger than memory
+        for line in handle:
+            if not line.endswith(b"\n"):
+                break
+            first = first or line
+            lines += 1
+            whole += len(line)
+    if first != head.encode():
+        raise UserError(
+            f"{journal} holds part of another job (other rows, weights, decision rule or options); finish that one, "
+            "or pass --overwrite"
+        )
+    if whole < journal.stat().st_size:
+        os.truncate(journal, whole)
+    return lines - 1
+
+
+def _records(journal: Path) -> Iterator[dict[str, Any]]:
+    with journal.open(encoding="utf-8") as lines:
+        next(lines)
+        for number, line in enumerate(lines, start=2):
+            try:
+                yield json.loads(line)
+            except ValueError:
+                raise UserError(f"{journal}, line {number} is damaged; remove the file and start again") from None
+
+
+def _finish(journal: Path, out: Path) -> None:
+    with atomic_write(out) as handle:
+        kind = out.suffix.lower()
+        if kind == ".jsonl":
+            for record in _records(journal):
+                handle.write((json.dumps(record, ensure_ascii=False) + "\n").encode())
+        elif kind == ".csv":
+            _write_csv(_records(journal), handle)
+        else:
+            _write_parquet(_records(journal), handle)
+
+
+_COLUMNS = ("id", "answer", "letter", "choices", "probs", "alpha", "aleatoric", "epistemic", "prediction_set",
+            "abstain", "label", "correct")  # fmt: skip
+
+
+def _write_csv(records: Iterator[dict[str, Any]], handle: Any) -> None:
+    text = io.TextIOWrapper(handle, encoding="utf-8", newline="", write_through=True)
+    writer = csv.writer(text)
+    writer.writerow(_COLUMNS)
+    for record in records:
+        values = [record.get(name) for name in _COLUMNS]
+        # Lists as JSON, so that a reader gets them back with one call.
+        writer.writerow([json.dumps(v, ensure_ascii=False) if isinstance(v, list) else v for v in values])
+    text.detach()
+
+
+def _write_parquet(records: Iterator[dict[str, Any]], handle: Any) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    texts, numbers = pa.list_(pa.string()), pa.list_(pa.float64())
+    kinds = [pa.string()] * 3 + [
+        texts,
+        numbers,
+        numbers,
+        pa.float64(),
+        pa.float64(),
+        texts,
+        pa.bool_(),
+        pa.int64(),
+        pa.bool_(),
+    ]
+    schema = pa.schema(list(zip(_COLUMNS, kinds, strict=True)))
+    with pq.ParquetWriter(handle, schema) as writer:
+        while chunk := list(islice(records, _CHUNK)):
+            columns = {name: [record.get(name) for record in chunk] for name in _COLUMNS}
+            writer.write_table(pa.table(columns, schema=schema))

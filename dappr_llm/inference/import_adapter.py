@@ -1,0 +1,88 @@
+"""Adapters trained elsewhere: give a stock causal-LM LoRA adapter a template, letters and a method to be read with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..core import checkpoint
+from ..core.errors import UserError
+
+_ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+
+
+def adopt(
+    adapter: str,
+    out: str | Path,
+    base_model: str | None = None,
+    method: str = "ce",
+    num_choices: int = 4,
+    prompt: Mapping[str, str] | None = None,
+    max_length: int = 300,
+    revision: str | None = None,
+) -> Path:
+    """
+    Write a checkpoint folder around an existing adapter; its own files are copied unchanged.
+
+    Args:
+        adapter (`str`):
+            Folder or Hub id of the adapter (safetensors only).
+        out (`str` or `Path`):
+            The folder to write; must not exist, or be empty.
+        base_model (`str`, *optional*):
+            Its base model; by default the one that its `adapter_config.json` names.
+        method (`str`, *optional*, defaults to `"ce"`):
+            How its logits are read.
+        num_choices (`int`, *optional*, defaults to 4):
+            How many answer letters it knows.
+        prompt (`Mapping`, *optional*):
+            Fields of `dappr_llm.text.prompt.Prompt` that differ from its defaults; use the layout it was trained with.
+        max_length (`int`, *optional*, defaults to 300):
+            Tokens of a prompt at the most.
+        revision (`str`, *optional*):
+            Commit, branch or tag of an adapter on the Hub.
+    """
+    from ..methods import get_method
+    from ..text import lm
+    from ..training.config import DAPPrConfig
+    from .loading import build_text_backend
+
+    out = Path(out)
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"{out} is not empty; give another folder with --out")
+    source = _find(adapter, revision)
+    base = base_model or _base_of(source / _ADAPTER[0])
+    if base is None:
+        raise UserError(f"{adapter} does not name its base model; pass --base")
+    chosen = get_method(method)
+    tokenizer = lm.load_tokenizer(base)
+    model = lm.load_adapter(lm.load_lm(base), str(source), base_name=base)
+    shape: dict[str, Any] = {"num_choices": num_choices, "prompt": dict(prompt or {}), "max_length": max_length}
+    args = DAPPrConfig(str(out), report_to="none", **shape)
+    backend = build_text_backend(model, tokenizer, args, chosen, base)
+    out.mkdir(parents=True, exist_ok=True)
+    for name in _ADAPTER:
+        shutil.copyfile(source / name, out / name)
+    tokenizer.save_pretrained(out)
+    config = {"method": {"name": method, "options": chosen.options()}, **backend.config()}
+    checkpoint.save_readme(out, config, backend.hub_base)
+    checkpoint.save_sidecar(out, config)  # last: with it the folder is a checkpoint
+    return out
+
+
+def _find(adapter: str, revision: str | None) -> Path:
+    source = Path(checkpoint.local_folder(adapter, revision))
+    for name in _ADAPTER:
+        if not (source / name).is_file():
+            raise UserError(f"{adapter}: no {name} there, so it is not an adapter we can load (safetensors only)")
+    return source
+
+
+def _base_of(path: Path) -> str | None:
+    try:
+        return json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: {error}") from None

@@ -1,0 +1,72 @@
+"""`dappr combine`: ensembles from saved tables alone; no model, no torch."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ..commands.walks import finish, say
+from ..core import checkpoint
+from ..core.errors import UserError
+from ..evaluation.item_texts import questions_path
+from ..evaluation.prediction_table import PredictionTable, combine
+from ..evaluation.results import load_results, table_paths
+
+
+def combine_tables(paths: list[str], out: str) -> PredictionTable:
+    """
+    The ensemble of saved prediction tables.
+
+    Args:
+        paths (`list[str]`): Tables (`.npz`) of the same items.
+        out (`str`): Where to write theirs.
+    """
+    if not out.endswith(".npz"):
+        raise UserError(f"--out {out}: the ensemble of tables is a table, so the name must end in .npz")
+    try:
+        table = combine([PredictionTable.load(path) for path in paths])
+    except UserError as error:
+        raise UserError(f"Cannot combine {', '.join(paths)}: {error}") from None
+    table.save(out)
+    say(f"{len(table)} predictions of {len(paths)} members written to {out}")
+    return table
+
+
+def combine_runs(runs: list[str], out: str, quiet: bool = False) -> dict[str, Any]:
+    """
+    The ensemble of finished runs, from their tables alone: every table, results and pictures into a new folder.
+
+    Args:
+        runs (`list[str]`): Folders of runs of the same task.
+        out (`str`): The ensemble's folder.
+        quiet (`bool`, *optional*, defaults to `False`): Write, but print nothing.
+    """
+    order = run_tables(Path(runs[0]))
+    folder = Path(out)
+    if (folder / checkpoint.RECIPE).exists() or out in runs:
+        raise UserError(f"{out} holds a run; choose another --out for the ensemble")
+    tables = {}
+    for task, path in order.items():
+        members = [str(Path(run) / checkpoint.TABLES / path.name) for run in runs]
+        try:
+            tables[task] = combine([PredictionTable.load(member) for member in members])
+        except UserError as error:
+            raise UserError(f"Cannot combine {', '.join(members)}: {error}") from None
+        tables[task].save(folder / checkpoint.TABLES / path.name)
+        if questions_path(path).is_file():  # the items' words, which reports show
+            shutil.copy(questions_path(path), questions_path(folder / checkpoint.TABLES / path.name))
+    return finish(folder, tables, folder.name, quiet=quiet)
+
+
+def run_tables(run: Path) -> dict[str, Path]:
+    """The prediction tables behind a finished run's results by task, the ID one first."""
+    if not (run / checkpoint.RESULTS).is_file():
+        raise UserError(f"{run} is not a finished run: it holds no {checkpoint.RESULTS}")
+    _, meta = load_results(run / checkpoint.RESULTS)
+    paths = table_paths(run, meta)
+    tasks = [str(task) for task in (meta.get("id"), *(meta.get("ood") or ()))]
+    for task in tasks:
+        if task not in paths or not paths[task].is_file():
+            raise UserError(f"{run}: its results name the task {task!r}, but its table is not there")
+    return {task: paths[task] for task in tasks}

@@ -1,0 +1,250 @@
+"""
+`dappr sweep`: methods x seeds on one task, each run a process of its own, then one table.
+
+A table file names seeds and rows. Its runs are plain `dappr train` runs in folders `OUT/ROW/seedN`: a finished one is
+recognised by its results and skipped, an interrupted one resumed, a failed one reported while the rest go on. Rows may
+also build on other runs: an ensemble of `members`, or another method's reading of the weights of a row (`weights_of`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..commands.walks import claim_folder
+from ..core import checkpoint
+from ..core.errors import UserError, nearest
+from ..core.recipe import Recipe, check_keys, default_name, find_recipe, load_recipe, read_yaml
+from ..evaluation.comparison import Row, compare, save_comparison
+from ..evaluation.prediction_table import PredictionTable
+from .combine import combine_runs, run_tables
+from .local_pool import Job, run_jobs, visible_devices
+
+MEMBER_STRIDE = 1000  # seeds of an ensemble's further members: seed + 1000, seed + 2000, …
+_TABLE_KEYS = {"name", "description", "seeds", "set", "rows", "output_dir"}
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """
+    One row of the table.
+
+    Args:
+        name (`str`): Names its folder.
+        label (`str`): How the table shows it.
+        recipe (`Path`): Its recipe file.
+        overrides (`tuple[str, ...]`): Settings `section.key=value` of its runs.
+        members (`int`): More than 1: an ensemble of so many runs per seed.
+        weights_of (`str`, *optional*): Test the weights that this row trained, with this row's method.
+    """
+
+    name: str
+    label: str
+    recipe: Path
+    overrides: tuple[str, ...] = ()
+    members: int = 1
+    weights_of: str | None = None
+
+
+@dataclass
+class Table:
+    """A resolved table file."""
+
+    name: str
+    output_dir: Path
+    seeds: list[int]
+    rows: list[TableRow]
+    description: str = ""
+    jobs: dict[str, Job] = field(default_factory=dict)  # every run by its folder
+    runs: dict[tuple[str, int], list[str]] = field(default_factory=dict)  # folders behind a row and seed
+
+
+def load_table(
+    path: str | Path,
+    overrides: Iterable[str] = (),
+    output_dir: str | None = None,
+    seeds: list[int] | None = None,
+    only: list[str] | None = None,
+) -> Table:
+    """
+    Read a table file; every recipe in it is resolved, so that mistakes show before anything runs.
+
+    Args:
+        path (`str` or `Path`):
+            A YAML file, or the name of a shipped one.
+        overrides (`Iterable[str]`, *optional*):
+            `"section.key=value"` settings of every run.
+        output_dir (`str`, *optional*):
+            Where runs and tables go; defaults to the file's `output_dir`, or `runs/NAME`.
+        seeds (`list[int]`, *optional*):
+            Other seeds than the file's.
+        only (`list[str]`, *optional*):
+            Names of the rows to keep; the first row, with which others are compared, always stays.
+    """
+    path = find_recipe(path)
+    values = read_yaml(path)
+    where = str(path)
+    if "rows" not in values:
+        raise UserError(f"{where} is no table file: it has no `rows` (a single recipe is run by `dappr train`)")
+    check_keys(values, _TABLE_KEYS, where, "")
+    name = values.get("name") or default_name(path)
+    shared = [*_settings(values.get("set", {}), where), *overrides]
+    rows = [_row(entry, number, path, shared) for number, entry in enumerate(values["rows"] or (), start=1)]
+    if not rows:
+        raise UserError(f"{where}: `rows` is empty")
+    _check_rows(rows, where)
+    found = seeds or values.get("seeds") or [0]
+    if not all(isinstance(seed, int) and 0 <= seed < MEMBER_STRIDE for seed in found) or len({*found}) < len(found):
+        raise UserError(f"{where}: seeds must be different whole numbers below {MEMBER_STRIDE}, found {found}")
+    folder = Path(output_dir or values.get("output_dir") or f"runs/{name}")
+    table = Table(name, folder, list(found), _keep(rows, only, where), values.get("description", ""))
+    _plan(table)
+    return table
+
+
+def _settings(values: Any, where: str) -> list[str]:
+    if not isinstance(values, Mapping):
+        raise UserError(f"{where}: `set` is a mapping of section.key to value, found {values!r}")
+    return [f"{key}={json.dumps(value)}" for key, value in values.items()]  # JSON is YAML
+
+
+def _row(entry: Any, number: int, path: Path, shared: list[str]) -> TableRow:
+    where = f"{path}, row {number}"
+    entry = {"recipe": entry} if isinstance(entry, str) else entry
+    if not isinstance(entry, Mapping) or "recipe" not in entry:
+        raise UserError(f"{where}: a row is a mapping with at least a recipe, found {entry!r}")
+    check_keys(entry, {"recipe", "name", "label", "set", "members", "weights_of"}, where, "")
+    beside = path.parent / f"{str(entry['recipe']).removesuffix('.yaml')}.yaml"
+    recipe = beside if beside.is_file() else find_recipe(entry["recipe"])
+    name = str(entry.get("name") or recipe.stem)
+    members = entry.get("members", 1)
+    if not isinstance(members, int) or members < 1:
+        raise UserError(f"{where}: members must be a whole number from 1 up, found {members!r}")
+    if members > 1 and entry.get("weights_of"):
+        raise UserError(f"{where}: a row is either an ensemble (members) or reads another row's weights (weights_of)")
+    overrides = (*shared, *_settings(entry.get("set", {}), where))
+    row = TableRow(name, str(entry.get("label") or name), recipe, overrides, members, entry.get("weights_of"))
+    load_recipe(row.recipe, row.overrides)
+    return row
+
+
+def _check_rows(rows: list[TableRow], where: str) -> None:
+    names = [row.name for row in rows]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"{where}: two rows are called {name!r}; give one of them a `name`")
+    trained = [row.name for row in rows if row.weights_of is None and row.members == 1]
+    for row in rows:
+        if row.weights_of is not None and row.weights_of not in trained:
+            hint = nearest(row.weights_of, trained)
+            raise UserError(f"{where}: row {row.name!r} wants the weights of {row.weights_of!r}; {hint}")
+
+
+def _keep(rows: list[TableRow], only: list[str] | None, where: str) -> list[TableRow]:
+    names = [row.name for row in rows]
+    for name in only or ():
+        if name not in names:
+            raise UserError(f"{where} has no row {name!r}; {nearest(name, names)}")
+    wanted = {rows[0].name, *(only or names)}
+    wanted |= {row.weights_of for row in rows if row.name in wanted and row.weights_of}
+    return [row for row in rows if row.name in wanted]
+
+
+def _plan(table: Table) -> None:
+    """Fill in the runs; rows with the same recipe and settings share theirs."""
+    owners: dict[Any, str] = {}
+    # Seed by seed: a table of everything is there early, and sharpens. Rows that read others' weights come after them.
+    ordered = sorted(table.rows, key=lambda row: (row.members > 1, row.weights_of is not None))
+    for seed in table.seeds:
+        for row in ordered:
+            owner = owners.setdefault((row.recipe, row.overrides, row.weights_of), row.name)
+            seeds = [seed + MEMBER_STRIDE * number for number in range(row.members)]
+            found = [_job(table, row, owner, member) for member in seeds]
+            table.runs[row.name, seed] = [str(job.folder) for job in found]
+            for job in found:
+                table.jobs.setdefault(str(job.folder), job)
+
+
+def _job(table: Table, row: TableRow, owner: str, seed: int) -> Job:
+    folder = table.output_dir / owner / f"seed{seed}"
+    overrides = [*row.overrides, f"train.seed={seed}", f"train.output_dir={folder}"]
+    after = None
+    if row.weights_of is not None:
+        after = str(table.output_dir / row.weights_of / f"seed{seed}")
+        overrides += [f"model.adapter={after}", "train.num_train_epochs=0", "train.max_steps=-1"]
+    return Job(f"{owner} seed {seed}", folder, row.recipe, tuple(overrides), after)
+
+
+def job_recipe(job: Job) -> Recipe:
+    """The resolved recipe of a run."""
+    return load_recipe(job.recipe, job.overrides)
+
+
+def is_finished(job: Job) -> bool:
+    """Whether a run is there already; a folder that holds another run is an error."""
+    return claim_folder(job_recipe(job), job.folder, "auto", overwrite=False)
+
+
+def sweep(table: Table, jobs: int | None = None, dry_run: bool = False, tables_only: bool = False) -> int:
+    """
+    Run what is not finished yet, then write the table.
+
+    Args:
+        table (`Table`):
+            From `load_table`.
+        jobs (`int`, *optional*):
+            Runs at a time; defaults to one per visible GPU, or 1.
+        dry_run (`bool`, *optional*, defaults to `False`):
+            List the runs and stop.
+        tables_only (`bool`, *optional*, defaults to `False`):
+            Run nothing.
+
+    Returns:
+        An exit code: 0, 1 if runs failed, 130 if interrupted.
+    """
+    done = {name for name, job in table.jobs.items() if is_finished(job)}
+    left = [job for name, job in table.jobs.items() if name not in done]
+    counts = f"{len(table.rows)} rows, {len(table.seeds)} seeds, {len(table.jobs)} runs"
+    print(f"{table.name}: {counts} in {table.output_dir}, {len(done)} of them finished", flush=True)
+    if dry_run:
+        for name, job in table.jobs.items():
+            print(f"  {'finished' if name in done else 'to do   '}  {job.name:<24}  {job.folder}")
+        return 0
+    failed: dict[str, str] = {}
+    interrupted = False
+    if left and not tables_only:
+        slots: list[str | None] = [*visible_devices()] or [None]
+        if jobs is not None:
+            slots = [slots[i % len(slots)] for i in range(max(1, jobs))]
+        failed, interrupted = run_jobs(left, slots, done)
+    rows = collect(table)
+    if rows:
+        print("\n" + save_comparison(compare(rows), table.output_dir, table.name, table.description), flush=True)
+    for name, reason in failed.items():
+        print(f"Failed: {name}: {reason}", flush=True)
+    if interrupted:
+        print("Interrupted; the same command goes on where this one stopped.", flush=True)
+        return 130
+    return 1 if failed else 0
+
+
+def collect(table: Table) -> list[Row]:
+    """Tables of every row and seed whose runs are finished; ensembles are combined on the way."""
+    rows = []
+    for row in table.rows:
+        found: dict[int, dict[str, PredictionTable]] = {}
+        for seed in table.seeds:
+            folders = table.runs[row.name, seed]
+            if not all((Path(folder) / checkpoint.RESULTS).is_file() for folder in folders):
+                continue
+            source = Path(folders[0])
+            if row.members > 1:
+                source = table.output_dir / row.name / f"seed{seed}-ensemble"
+                combine_runs(folders, str(source), quiet=True)
+            found[seed] = {task: PredictionTable.load(path) for task, path in run_tables(source).items()}
+        if found:
+            rows.append(Row(row.name, row.label, found))
+    return rows

@@ -1,0 +1,222 @@
+"""Bundled multiple-choice task `everyday` and its OOD companions, generated from small fact tables."""
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from .everyday_facts import ALSO, ANTONYMS, CATEGORIES, CONFUSABLE, RELATED
+
+T = TypeVar("T")
+# Question, right answer, three distractors.
+Draw = tuple[str, str, list[str]]
+
+SPLITS: dict[str, dict[str, int]] = {
+    "everyday": {"train": 2400, "validation": 240, "test": 480},
+    "everyday_arithmetic": {"validation": 120, "test": 480},
+    "everyday_opposites": {"validation": 120, "test": 480},
+}
+
+CATEGORY_QUESTIONS = ("Which of these is {article} {noun}?", "Which one is {article} {noun}?", "Pick the {noun}.")
+# Every second training item asks for the right word itself. A small model first has to learn that a letter stands for
+# the option beside it; looking for the very word shows that long before looking for its kind does.
+NAMING_QUESTIONS = ("Which of these is {word}?", "Which one is {word}?", "Pick {word}.")
+OPPOSITE_QUESTIONS = ("What is the opposite of {word}?", "Which word is the opposite of {word}?")
+
+# The generator gives up after this many draws in a row brought nothing new.
+MAX_MISSES = 10_000
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+def _rng(*parts: str) -> random.Random:
+    return random.Random(_digest("/".join(parts)))
+
+
+def _shuffled(rng: random.Random, items: Sequence[T]) -> list[T]:
+    # Python promises the same sequence across versions for `Random.random` only, not for `shuffle` or `sample`.
+    result = list(items)
+    for last in range(len(result) - 1, 0, -1):
+        other = int(rng.random() * (last + 1))
+        result[last], result[other] = result[other], result[last]
+    return result
+
+
+def _deal(rng: random.Random, items: Sequence[T]) -> Iterator[T]:
+    """Deals `items` for ever in rounds, each a new shuffle, so that they stay equally frequent."""
+    while True:
+        yield from _shuffled(rng, items)
+
+
+def split_words(split: str) -> dict[str, list[str]]:
+    """
+    Words of each category of `everyday` which belong to a split.
+
+    The three splits share no word: of 30 words, 20 are for training, 4 for validation and 6 for testing.
+
+    Args:
+        split (`str`):
+            One of `"train"`, `"validation"` and `"test"`.
+
+    Returns:
+        `dict[str, list[str]]`: The words by category.
+    """
+    _check("everyday", split)
+    pools = {}
+    for noun, words in CATEGORIES.items():
+        ordered = sorted(words, key=lambda word: _digest(f"{noun}/{word}"))
+        held_out = len(words) // 3
+        validation = held_out * 2 // 5
+        pools[noun] = {
+            "train": ordered[held_out:],
+            "validation": ordered[:validation],
+            "test": ordered[validation:held_out],
+        }[split]
+    return pools
+
+
+def confusable(first: str, second: str) -> bool:
+    """
+    Whether words of one category could be right answers to a question for the other one.
+
+    Args:
+        first (`str`):
+            A category of `everyday`.
+        second (`str`):
+            Another category.
+
+    Returns:
+        `bool`: `True` if they are the same category or stand in one group of `CONFUSABLE`.
+    """
+    return first == second or any(first in group and second in group for group in CONFUSABLE)
+
+
+def _everyday(rng: random.Random, split: str) -> Iterator[Draw]:
+    pools = split_words(split)
+    answers = {noun: _deal(rng, words) for noun, words in pools.items()}
+    for noun in _deal(rng, list(pools)):
+        others = [other for other in pools if not confusable(noun, other)]
+        # The distractors come from three categories, else two of a kind would give themselves away as wrong.
+        distractors = [
+            _shuffled(rng, [word for word in pools[other] if noun not in ALSO.get(word, ())])[0]
+            for other in _shuffled(rng, others)[:3]
+        ]
+        answer = next(answers[noun])
+        if split == "train" and rng.random() < 0.5:
+            question = _shuffled(rng, NAMING_QUESTIONS)[0].format(word=answer)
+        else:
+            article = "an" if noun[0] in "aeiou" else "a"
+            question = _shuffled(rng, CATEGORY_QUESTIONS)[0].format(article=article, noun=noun)
+        yield question, answer, distractors
+
+
+def _problems() -> Iterator[tuple[str, str, int, list[int]]]:
+    """Yields operation, question, result and plausible wrong results of every problem."""
+    slips = [-10, -2, -1, 1, 2, 10]
+    for a in range(10, 100):
+        for b in range(10, 100):
+            if a + b <= 120:
+                yield "+", f"What is {a} + {b}?", a + b, slips
+            if a > b:
+                yield "-", f"What is {a} - {b}?", a - b, slips
+    for a in range(2, 20):
+        for b in range(2, 13):
+            yield "times", f"What is {a} times {b}?", a * b, slips + [-a, -b, a, b]
+
+
+def _arithmetic(rng: random.Random, split: str) -> Iterator[Draw]:
+    pools: dict[str, list[tuple[str, int, list[int]]]] = {}
+    for operation, question, result, slips in _problems():
+        # One problem in five is for validation: the splits share no question.
+        if (_digest(question) % 5 == 0) == (split == "validation"):
+            pools.setdefault(operation, []).append((question, result, slips))
+    problems = {operation: _deal(rng, pool) for operation, pool in pools.items()}
+    for operation in _deal(rng, list(pools)):
+        question, result, slips = next(problems[operation])
+        wrong = [value for value in dict.fromkeys(result + slip for slip in slips) if value >= 0]
+        yield question, str(result), [str(value) for value in _shuffled(rng, wrong)[:3]]
+
+
+def _opposites(rng: random.Random, split: str) -> Iterator[Draw]:
+    ordered = sorted(ANTONYMS, key=lambda pair: _digest(pair[0]))
+    # A quarter of the pairs is for validation: the splits share no word.
+    cut = len(ordered) // 4
+    pairs = ordered[:cut] if split == "validation" else ordered[cut:]
+    opposite = dict(pairs) | {second: first for first, second in pairs}
+    for word in _deal(rng, list(opposite)):
+        answer = opposite[word]
+        excluded = {word, answer}.union(*(group for group in RELATED if answer in group))
+        distractors = _shuffled(rng, [other for other in opposite if other not in excluded])[:3]
+        yield _shuffled(rng, OPPOSITE_QUESTIONS)[0].format(word=word), answer, distractors
+
+
+_GENERATORS: dict[str, Callable[[random.Random, str], Iterator[Draw]]] = {
+    "everyday": _everyday,
+    "everyday_arithmetic": _arithmetic,
+    "everyday_opposites": _opposites,
+}
+
+
+def _check(name: str, split: str) -> None:
+    if name not in SPLITS:
+        raise ValueError(f"Unknown task {name!r}, valid names: {', '.join(SPLITS)}.")
+    if split not in SPLITS[name]:
+        raise ValueError(f"Unknown split {split!r} of task {name!r}, valid splits: {', '.join(SPLITS[name])}.")
+
+
+def generate(name: str, split: str, size: int | None = None) -> list[dict[str, Any]]:
+    """
+    Generates the items of a bundled multiple-choice task.
+
+    The output is the same on every machine and Python version, and a smaller size gives the first items of a
+    larger one. No two items of a split have the same question and options, and the four labels are equally
+    frequent.
+
+    Args:
+        name (`str`):
+            Name of the task: `"everyday"`, `"everyday_arithmetic"` or `"everyday_opposites"`.
+        split (`str`):
+            `"train"` (`"everyday"` only), `"validation"` or `"test"`.
+        size (`int`, *optional*):
+            Number of items. Defaults to the size in `SPLITS`.
+
+    Returns:
+        `list[dict]`: Items with keys `id`, `question`, `options` (four strings) and `label` (index of the right
+        option).
+
+    Example:
+
+    ```python
+    >>> from dappr_llm.text.data.everyday import generate
+
+    >>> item = generate("everyday", "train")[0]
+    >>> item["question"], item["options"], item["label"]
+    ('Which of these is a piece of clothing?', ['sweatshirt', 'whisk', 'linden', 'train'], 0)
+    ```
+    """
+    _check(name, split)
+    size = SPLITS[name][split] if size is None else size
+    if size < 0:
+        raise ValueError(f"`size` must not be negative, got {size}.")
+    draws = _GENERATORS[name](_rng(name, split, "items"), split)
+    labels = _deal(_rng(name, split, "labels"), range(4))
+    items: list[dict[str, Any]] = []
+    seen: set[tuple[str, frozenset[str]]] = set()
+    misses = 0
+    while len(items) < size:
+        question, answer, options = next(draws)
+        key = (question, frozenset([answer, *options]))
+        if key in seen:
+            misses += 1
+            if misses > MAX_MISSES:
+                raise ValueError(f"{name!r} ({split}) has no {size} distinct items, only about {len(items)}.")
+            continue
+        misses = 0
+        seen.add(key)
+        label = next(labels)
+        options.insert(label, answer)
+        item_id = f"{name}-{split}-{len(items):05d}"
+        items.append({"id": item_id, "question": question, "options": options, "label": label})
+    return items

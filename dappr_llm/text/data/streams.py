@@ -1,0 +1,120 @@
+"""Training rows read as they are needed: `data.streaming: true`, or an `IterableDataset` given to the trainer."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...core.errors import UserError
+from ..prompt import tokenize_items
+from .items import UNKNOWN, Columns, parse_item
+from .tasks import get_task, iter_items
+
+if TYPE_CHECKING:
+    from datasets import IterableDataset
+
+_PEEK = 200  # rows looked at to learn how many options there are
+_COLUMNS = ("input_ids", "labels", "num_options", "length")
+
+
+def stream_task(
+    task: str | Mapping[str, Any],
+    split: str,
+    root: str | Path | None = None,
+    limit: int | None = None,
+    buffer: int = 1000,
+    seed: int = 0,
+) -> IterableDataset:
+    """
+    The items of one split as a stream, shuffled within a buffer.
+
+    Args:
+        task (`str` or `Mapping`):
+            See `get_task`.
+        split (`str`):
+            The split.
+        root (`str` or `Path`, *optional*):
+            Local folder with the Hub's row layout.
+        limit (`int`, *optional*):
+            Read only the first rows.
+        buffer (`int`, *optional*, defaults to 1000):
+            Rows held in memory to draw from; 0 keeps the order.
+        seed (`int`, *optional*, defaults to 0):
+            Decides the order, together with the epoch.
+    """
+    from datasets import IterableDataset
+
+    stream = IterableDataset.from_generator(
+        _rows, gen_kwargs={"task": task, "split": split, "root": root, "limit": limit}
+    )
+    return stream.shuffle(seed=seed, buffer_size=buffer) if buffer else stream
+
+
+def _rows(task: Any, split: str, root: Any, limit: int | None) -> Any:
+    for place, item in itertools.islice(iter_items(get_task(task), split, root), limit):
+        if item.label == UNKNOWN:
+            raise UserError(f"{place}: the row has no answer, which training needs")
+        yield {"id": item.id, "question": item.question, "options": list(item.options), "label": item.label}
+
+
+def widest(stream: Any) -> int:
+    """The most options among the first rows of a stream; set `num_choices` where later ones offer more."""
+    counts = [_count(row) for row in itertools.islice(iter(stream), _PEEK)]
+    if not counts:
+        raise UserError("The stream has no rows")
+    return max(counts)
+
+
+def _count(row: Mapping[str, Any]) -> int:
+    if "num_options" in row:
+        return int(row["num_options"])
+    if {"options", "label"} <= set(row):
+        return len(row["options"])
+    return len(parse_item(row, Columns(), "stream, first rows", "0").options)
+
+
+def prepare_stream(stream: Any, name: str, choices: Callable[[], int | None], **how: Any) -> Any:
+    """
+    A stream of items or raw rows → a stream of tokenised rows, each checked as it comes.
+
+    Args:
+        stream (`IterableDataset`):
+            Rows of any layout that training accepts.
+        name (`str`):
+            How error messages call it.
+        choices (`Callable`):
+            Returns K once it is known.
+        how:
+            Tokenizer, prompt and length, as for `tokenize_items`.
+    """
+    first = next(iter(stream), None)
+    if first is None:
+        raise UserError(f"{name} has no rows")
+    if "input_ids" in first:
+        return stream
+
+    def encode(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        if not {"id", "question", "options", "label"} <= set(rows):
+            rows = _parsed(rows, name)
+        most = choices()
+        for item, options in zip(rows["id"], rows["options"], strict=True):
+            if most is not None and len(options) > most:
+                raise UserError(f"{name}, row {item!r}: {len(options)} options, but only {most} letters are trained")
+        encoded = tokenize_items(rows, **how)
+        return {key: encoded[key] for key in _COLUMNS}
+
+    return stream.map(encode, batched=True, batch_size=256, remove_columns=list(first))
+
+
+def _parsed(rows: dict[str, list[Any]], name: str) -> dict[str, list[Any]]:
+    count = len(next(iter(rows.values())))
+    found = [
+        parse_item({key: values[i] for key, values in rows.items()}, Columns(), f"{name}, a row", str(i))
+        for i in range(count)
+    ]
+    for item in found:
+        if item.label == UNKNOWN:
+            raise UserError(f"{name}, row {item.id!r}: the row has no answer, which training needs")
+    return {key: [getattr(item, key) for item in found] for key in ("id", "question", "options", "label")}

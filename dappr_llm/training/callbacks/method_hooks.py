@@ -1,0 +1,142 @@
+"""What methods with a head of their own ask of the trainer: fitting, centroids, phases. Names no method."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import TrainerCallback
+
+from ...core.errors import UserError
+from ...core.outputs import Outputs, without_wrapper
+from ...inference.passes import seeded
+from ...methods import Method
+
+logger = logging.getLogger(__name__)
+
+_SINGLE_BACKWARD = ("fp16", "bf16", "gradient_checkpointing", "torch_compile")
+
+
+def check_arguments(method: Method, args: Any) -> None:
+    """Refuse training arguments under which a loss cannot be differentiated twice."""
+    if "input_grad" not in method.needs:
+        return
+    for name in _SINGLE_BACKWARD:
+        if getattr(args, name, False):
+            raise UserError(
+                f"{type(method).__name__} differentiates its loss twice, and train.{name} forbids that; leave it out"
+            )
+
+
+def head_of(model: nn.Module) -> nn.Module | None:
+    """The method's own head in a model, however it is wrapped."""
+    return getattr(without_wrapper(model), "method_head", None)
+
+
+@torch.no_grad()
+def collect_features(trainer: Any, rows: Any) -> tuple[Tensor, Tensor]:
+    """
+    Features `[N, D]` and labels `[N]` of labelled rows, from all processes, on the CPU.
+
+    Args:
+        trainer (`DAPPrTrainer`):
+            Its model is read in evaluation mode, batch by batch.
+        rows:
+            Prepared rows, without augmentation.
+    """
+    model = trainer.model_wrapped
+    training = model.training
+    model.eval()
+    features, labels = [], []
+    with seeded(trainer.args.seed):  # a loader draws a random number: training must not notice
+        for batch in trainer.get_test_dataloader(rows):
+            batch = trainer._prepare_inputs(batch)
+            found = trainer.backend.read(model, batch).features
+            pair = trainer.accelerator.gather_for_metrics((found, batch["labels"]))
+            features.append(pair[0].float().cpu())
+            labels.append(pair[1].cpu())
+    model.train(training)
+    known = torch.cat(labels)
+    return torch.cat(features)[known >= 0], known[known >= 0]
+
+
+def fit_head(trainer: Any) -> None:
+    """
+    Let the method fit its head to the training rows as they are, without augmentation.
+
+    Every process fits, so that bad data fail everywhere alike; then all take over what the first one found.
+    """
+    head = head_of(trainer.model)
+    rows = trainer.backend.plain(trainer.labelled_rows)
+    features, labels = collect_features(trainer, rows)
+    logger.info(f"Fitting {type(head).__name__} to the features of {len(labels)} training rows")
+    with seeded(trainer.args.seed):
+        trainer.method.fit_head(head, features, labels)
+    if trainer.args.world_size > 1:
+        for value in head.state_dict().values():  # type: ignore[union-attr]
+            torch.distributed.broadcast(value, 0)
+
+
+class HeadCallback(TrainerCallback):
+    """
+    Calls a method's hooks when their time has come.
+
+    What is fitted before training is saved in every checkpoint and found there again when a run is resumed. What is
+    fitted after training belongs to the final weights: a resumed run fits it at its own end.
+
+    Args:
+        trainer (`DAPPrTrainer`):
+            The trainer; its `method` says what it needs.
+    """
+
+    def __init__(self, trainer: Any):
+        self.trainer = trainer
+        self.needs: frozenset[str] = trainer.method.needs
+        self._seen: list[tuple[Outputs, Tensor]] = []
+
+    def remember(self, outputs: Outputs, labels: Tensor) -> None:
+        """Keep a micro-batch until its optimizer step is done."""
+        if "after_step" in self.needs:
+            self._seen.append((outputs.detach(), labels.detach()))
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._seen = []
+        if "fit_before" in self.needs and state.global_step == 0:
+            fit_head(self.trainer)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A parameter without a gradient is left alone by every optimizer: momentum and weight decay included."""
+        head = head_of(self.trainer.model)
+        if head is None:
+            return
+        trained = self.trainer.method.trained(head, self.trainer.progress())
+        if trained is not None:
+            kept = set(map(id, trained))
+            for parameter in self.trainer.model.parameters():
+                if id(parameter) not in kept:
+                    parameter.grad = None
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not self._seen:
+            return
+        gather = self.trainer.accelerator.gather
+        labels = gather(torch.cat([labels for _, labels in self._seen]))
+        outputs = [out for out, _ in self._seen]
+        self._seen = []
+
+        def joined(parts: list[Any]) -> Any:
+            return None if parts[0] is None else gather(torch.cat(parts))
+
+        heads = [out.head or {} for out in outputs]
+        step = Outputs(
+            logits=joined([out.logits for out in outputs]),
+            features=joined([out.features for out in outputs]),
+            head={key: joined([head[key] for head in heads]) for key in heads[0]},
+        )
+        self.trainer.method.after_step(head_of(self.trainer.model), step, labels)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if "fit_after" in self.needs and not self.trainer.interrupt.stopped:
+            fit_head(self.trainer)

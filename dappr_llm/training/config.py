@@ -1,0 +1,138 @@
+"""`DAPPrConfig`: `TrainingArguments` and what reading answer choices adds to them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import dataclass, field
+
+import torch
+from transformers import TrainingArguments
+
+from ..core.errors import UserError
+from .epoch_schedules import check_schedule
+
+_LOWER_IS_BETTER = (
+    *("loss", "nll", "brier", "ece", "ece_equal_mass", "ece_classwise", "mce"),
+    *("aurc", "excess_aurc", "risk_at_coverage_80"),
+)
+
+_TRACKERS = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "trackio": ("trackio",)}
+
+
+@dataclass
+class DAPPrConfig(TrainingArguments):
+    """
+    `TrainingArguments` and what reading answer choices adds to them.
+
+    Args:
+        max_length (`int`, *optional*, defaults to 300):
+            Tokens of a prompt at the most; longer ones lose words of their question, never options or ending.
+        num_choices (`int`, *optional*):
+            K, the answer letters trained on; by default the most options of any training row.
+        evidence_offset (`float` or `"auto"`, *optional*):
+            Added to every answer logit before the method sees it, and stored with the checkpoint. `"auto"` puts the
+            mean logit of the first training rows at 1, where evidence is neither dead nor already large. By default
+            0, or what the adapter that training starts from was trained with.
+        prompt (`dict`, *optional*):
+            Fields of `dappr_llm.text.prompt.Prompt` that differ from its defaults.
+        on_nonfinite (`str`, *optional*, defaults to `"stop"`):
+            What to do when a loss or gradient is NaN or infinite: `"stop"` with an error that names rows and terms, or
+            `"skip"` that step, with a warning; no weight changes in it, in any process.
+        epoch_rows (`int`, *optional*):
+            Training from a stream: how many rows count as an epoch for schedules of coefficients.
+        monitor_ood_rows (`int`, *optional*, defaults to 0):
+            At each evaluation, read this many rows of every OOD set too and log their mean epistemic uncertainty and
+            evidence beside those of the validation rows.
+        packing (`bool`, *optional*, defaults to `True`):
+            Compute batches without padding where the model allows it; the same numbers, sooner.
+        share_prefix (`bool`, *optional*, defaults to `True`):
+            In packed batches, compute the beginning that prompts share once per batch. The same numbers; with LoRA
+            dropout the rows of a batch then also share the dropout of that beginning, and the expected gradient is
+            the same.
+        eval_tokens (`int`, *optional*, defaults to 4096):
+            Prompt tokens of a prediction batch, at most `per_device_eval_batch_size * max_length`; 0: batches of
+            `per_device_eval_batch_size` prompts, as several processes always use. Changes speed only.
+        trunk_cache (`str`, *optional*):
+            A folder for what the frozen layers below an adapter on the top layers (`lora.layers_to_transform`) make of
+            each prompt: computed once, used by all epochs, seeds and methods. Needs `dataloader_num_workers: 0`.
+        torch_compile (`bool`, *optional*, defaults to `False`):
+            As Trainer's. A model that is read in packed batches is not compiled as a whole, which would have to be
+            done anew for nearly every batch: its norms and feed-forward blocks are, once for any number of tokens.
+        gradient_checkpointing (`bool` or `"auto"`, *optional*, defaults to `False`):
+            `"auto"`: only if a batch of the longest rows would otherwise not fit into the memory that is free; always
+            with FSDP and DeepSpeed, where no device holds the model to try it.
+        metric_for_best_model (`str`, *optional*):
+            `"nll"`, `"accuracy"`, `"ece"`, `"brier"` or `"loss"`; the direction follows from the name.
+        epoch_schedule (`dict`, *optional*):
+            A learning rate that changes by whole epochs, instead of `lr_scheduler_type`; see
+            `dappr_llm.training.epoch_schedules.learning_rate`.
+        eval_every_epochs (`int`, *optional*):
+            With strategies of `"epoch"`: evaluate and save only every so many epochs, and after the last.
+    """
+
+    max_length: int = field(default=300, metadata={"help": "Tokens of a prompt at the most."})
+    num_choices: int | None = field(default=None, metadata={"help": "K, the answer letters trained on."})
+    evidence_offset: str | None = field(
+        default=None, metadata={"help": "A number added to every answer logit, or 'auto'."}
+    )
+    prompt: dict | str | None = field(default=None, metadata={"help": "Fields of Prompt that differ."})
+    on_nonfinite: str = field(default="stop", metadata={"help": "'stop' or 'skip' when a loss is NaN or infinite."})
+    epoch_rows: int | None = field(default=None, metadata={"help": "Rows of a stream that count as an epoch."})
+    monitor_ood_rows: int = field(default=0, metadata={"help": "Rows of each OOD set read at every evaluation."})
+    packing: bool = field(default=True, metadata={"help": "Compute batches without padding."})
+    share_prefix: bool = field(default=True, metadata={"help": "Compute what prompts share once per batch."})
+    eval_tokens: int = field(default=4096, metadata={"help": "Prompt tokens of a prediction batch; 0: by prompts."})
+    trunk_cache: str | None = field(default=None, metadata={"help": "A folder for states below the adapter."})
+    gradient_checkpointing: bool | str = field(  # type: ignore[assignment]
+        default=False, metadata={"help": "Compute activations again in the backward pass; 'auto': if memory asks."}
+    )
+    # On, Trainer asks the device at every step whether the loss is NaN, and then hides it from the log.
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Leave NaN losses out of the log."})
+    epoch_schedule: dict | str | None = field(default=None, metadata={"help": "A learning rate by whole epochs."})
+    eval_every_epochs: int | None = field(default=None, metadata={"help": "Evaluate every so many epochs."})
+    remove_unused_columns: bool = field(default=False, metadata={"help": "Our collator picks the columns itself."})
+
+    _VALID_DICT_FIELDS = [*getattr(TrainingArguments, "_VALID_DICT_FIELDS", []), "prompt", "epoch_schedule"]
+
+    def __post_init__(self) -> None:
+        metric = self.metric_for_best_model
+        if metric is not None and self.greater_is_better is None:  # type: ignore[has-type]
+            self.greater_is_better = metric.removeprefix("eval_") not in _LOWER_IS_BETTER
+        offset = self.evidence_offset
+        if offset is not None and offset != "auto":
+            try:
+                self.evidence_offset = float(offset)  # type: ignore[assignment]
+            except (TypeError, ValueError):
+                raise UserError(f"evidence_offset must be a number or 'auto', got {offset!r}") from None
+        if self.on_nonfinite not in ("stop", "skip"):
+            raise UserError(f"on_nonfinite must be 'stop' or 'skip', got {self.on_nonfinite!r}")
+        self.checkpoint_if_needed = self.gradient_checkpointing == "auto"  # settled when training starts
+        if self.checkpoint_if_needed:
+            self.gradient_checkpointing = False
+        elif not isinstance(self.gradient_checkpointing, bool):
+            raise UserError(
+                f"gradient_checkpointing must be true, false or 'auto', got {self.gradient_checkpointing!r}"
+            )
+        # Every trained weight is used; looking for others costs a pass.
+        if self.ddp_find_unused_parameters is None:  # type: ignore[has-type]
+            self.ddp_find_unused_parameters = False
+        if self.trunk_cache and self.dataloader_num_workers:
+            raise UserError("trunk_cache is filled by the process that trains: set dataloader_num_workers: 0")
+        if isinstance(self.prompt, str):
+            self.prompt = json.loads(self.prompt)
+        if isinstance(self.epoch_schedule, str):
+            self.epoch_schedule = json.loads(self.epoch_schedule)
+        if self.epoch_schedule is not None:
+            check_schedule(self.epoch_schedule)
+        if not torch.accelerator.is_available():
+            # Without this accelerate takes the processes of a CPU launch for as many single ones.
+            self.use_cpu = True
+            self.dataloader_pin_memory = False  # nothing to pin for; torch would warn at every loader
+        super().__post_init__()
+        if self.accelerator_config.dispatch_batches is None:
+            # A batch also holds how it is computed: one process must not make it and cut it up for the others.
+            self.accelerator_config.dispatch_batches = False
+        for name in self.report_to if isinstance(self.report_to, list) else [self.report_to]:
+            if name in _TRACKERS and all(importlib.util.find_spec(module) is None for module in _TRACKERS[name]):
+                raise UserError(f"train.report_to: {name} needs its package: pip install {_TRACKERS[name][0]}")

@@ -1,0 +1,90 @@
+"""What the papers' training loops do by the epoch and `Trainer` by the step: learning rates and model selection."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import TrainerCallback
+
+from ..core.errors import UserError, nearest
+
+_KINDS: dict[str, dict[str, float]] = {
+    "step": {"every": 20, "factor": 0.1},
+    "cosine": {"warmup": 10, "start": 1e-6, "floor": 1e-5, "lag": 0},
+}
+
+
+def learning_rate(spec: Mapping[str, Any], base: float, epoch: int, epochs: int) -> float:
+    """
+    The learning rate of a whole epoch.
+
+    Args:
+        spec (`Mapping`):
+            `{kind: step, every: 20, factor: 0.1}`, or `{kind: cosine, warmup: 10, start: 1e-6, floor: 1e-5, lag: 0}`:
+            linear from `start` over `warmup` epochs, then the cosine as if it had begun at epoch 0. `lag: 1` is what
+            the reference code does: each epoch trains with the rate of the one before.
+        base (`float`):
+            The full rate.
+        epoch (`int`):
+            From 0.
+        epochs (`int`):
+            Epochs in all.
+    """
+    values = {**_KINDS[spec["kind"]], **spec}
+    if spec["kind"] == "step":
+        return base * values["factor"] ** (epoch // values["every"])
+    t = max(epoch - values["lag"], 0)
+    if t < values["warmup"]:
+        return values["start"] + t * (base - values["start"]) / values["warmup"]
+    return values["floor"] + 0.5 * (base - values["floor"]) * (1 + math.cos(math.pi * t / epochs))
+
+
+def check_schedule(spec: Any) -> None:
+    """Refuse a schedule that `learning_rate` does not know."""
+    if not isinstance(spec, Mapping) or spec.get("kind") not in _KINDS:
+        found = spec.get("kind") if isinstance(spec, Mapping) else spec
+        raise UserError(f"train.epoch_schedule: unknown kind {found!r}; {nearest(found, _KINDS)}")
+    for key in spec:
+        if key != "kind" and key not in _KINDS[spec["kind"]]:
+            raise UserError(f"train.epoch_schedule: unknown key {key!r}; {nearest(key, _KINDS[spec['kind']])}")
+
+
+def epoch_schedule(args: Any, optimizer: Any, steps_per_epoch: float) -> Any:
+    """The schedule of `args.epoch_schedule` for an optimizer."""
+    from torch.optim.lr_scheduler import LambdaLR
+
+    epochs = math.ceil(args.num_train_epochs)
+
+    def factor(step: int) -> float:
+        epoch = min(int(step / steps_per_epoch + 1e-9), epochs - 1)
+        return learning_rate(args.epoch_schedule, args.learning_rate, epoch, epochs) / args.learning_rate
+
+    return LambdaLR(optimizer, factor)
+
+
+class EveryEpochs(TrainerCallback):
+    """
+    Evaluates and saves every so many epochs and after the last one, where the strategies say `epoch`.
+
+    Of equally good checkpoints the later one counts, as in the reference code.
+
+    Args:
+        every (`int`): How many epochs.
+    """
+
+    def __init__(self, every: int):
+        self.every = every
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        last = state.epoch >= args.num_train_epochs - 1e-6
+        if round(state.epoch) % self.every and not last:
+            control.should_evaluate = control.should_save = False
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        name = args.metric_for_best_model
+        key = name if not name or name.startswith("eval_") else f"eval_{name}"
+        if key and metrics and metrics.get(key) == state.best_metric:
+            # Trainer asks whether the metric is better than the best so far: a hair less lets an equal one pass.
+            state.best_metric = math.nextafter(state.best_metric, -math.inf if args.greater_is_better else math.inf)

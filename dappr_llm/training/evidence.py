@@ -1,0 +1,179 @@
+"""Watching evidence while a model trains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.outputs import Outputs
+from ..methods import Method, Progress
+
+DEAD = -5.0  # logits below this carry almost no evidence and almost no gradient
+_QUANTILES = {"q10": 0.1, "q50": 0.5, "q90": 0.9}
+
+
+class Tally:
+    """
+    Sums of per-row values between two logs, over any number of processes.
+
+    What is added must bear the same names in every process. Values that are not finite are left out: rows with such a
+    loss are reported by themselves, and a value that a row does not have is given as NaN.
+    """
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def __bool__(self) -> bool:
+        return bool(self._sums)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._sums: dict[str, Tensor] = {}
+        self._alpha0: list[Tensor] = []
+
+    def add(self, values: Mapping[str, Tensor], keep: Tensor | None = None) -> None:
+        """Add one batch; stays on the device, so that a step waits for nothing."""
+        for key, value in values.items():
+            value = value.detach().double()
+            good = torch.isfinite(value) if keep is None else torch.isfinite(value) & keep
+            pair = torch.stack([value.masked_fill(~good, 0).sum(), good.sum().double()])
+            self._sums[key] = self._sums.get(key, 0) + pair
+            if key == "alpha0":
+                self._alpha0.append(value.masked_fill(~good, math.nan))
+
+    def drain(self, world_size: int = 1) -> tuple[dict[str, float], int]:
+        """Means over all processes and the number of rows; then begins anew."""
+        keys = sorted(self._sums)
+        sums = torch.stack([self._sums[key] for key in keys])
+        alpha0 = torch.cat(self._alpha0).cpu() if self._alpha0 else torch.zeros(0)
+        self.clear()
+        if world_size > 1:
+            torch.distributed.all_reduce(sums)
+            parts: list[Any] = [None] * world_size
+            torch.distributed.all_gather_object(parts, alpha0.tolist())
+            alpha0 = torch.tensor([value for part in parts for value in part], dtype=torch.double)
+        totals = dict(zip(keys, sums.tolist(), strict=True))
+        means = {key: total / count for key, (total, count) in totals.items() if count}
+        alpha0 = alpha0[torch.isfinite(alpha0)]
+        if len(alpha0):
+            means |= {f"alpha0/{name}": alpha0.quantile(q).item() for name, q in _QUANTILES.items()}
+        return means, int(totals.get("accuracy", (0, 0))[1])
+
+
+@dataclass
+class ChanceMonitor:
+    """
+    Notices the one way in which evidence training silently fails: every class gains evidence, none is learnt.
+
+    With equal logits the divergence falls towards log K as all evidence grows, so a model that cannot answer yet
+    is pulled along that common mode, where the gradient that tells classes apart shrinks like 1/alpha.
+
+    Args:
+        min_rows (`int`, *optional*, defaults to 800):
+            Rows to see before judging.
+        growth (`float`, *optional*, defaults to 1.2):
+            How much larger than at the start the mean alpha0 must be.
+    """
+
+    min_rows: int = 800
+    growth: float = 1.2
+    rows: int = 0
+    window: int = 0
+    correct: float = 0.0
+    chance: float = 0.0
+    start: float | None = None
+    warned: bool = False
+
+    def update(self, rows: int, accuracy: float, chance: float, alpha0: float | None) -> str | None:
+        """
+        Feed the averages of one logging window; returns a warning once, or `None`.
+
+        Args:
+            rows (`int`): Rows in the window.
+            accuracy (`float`): Their training accuracy.
+            chance (`float`): Mean of 1/options.
+            alpha0 (`float`, *optional*): Mean total evidence, `None` for methods without.
+        """
+        if alpha0 is None or self.warned or rows == 0:
+            return None
+        self.start = alpha0 if self.start is None else self.start
+        self.rows += rows
+        self.window += rows
+        self.correct += rows * accuracy
+        self.chance += rows * chance
+        if self.window < 400:  # too few to tell chance from a start
+            return None
+        mean, expected = self.correct / self.window, self.chance / self.window
+        margin = 2 * math.sqrt(expected * (1 - expected) / self.window)
+        at_chance = mean <= expected + margin
+        self.window, self.correct, self.chance = 0, 0.0, 0.0
+        if self.rows < self.min_rows or not at_chance or alpha0 < self.growth * self.start:
+            return None
+        self.warned = True
+        return (
+            f"After {self.rows} rows training accuracy is still at chance ({mean:.2f}, chance {expected:.2f}) while "
+            f"total evidence grew from {self.start:.1f} to {alpha0:.1f}: the loss is falling by raising all evidence "
+            "alike. Use method.schedule: constant with a larger method.reg_weight (5e-3), set "
+            "train.evidence_offset: auto, or start from an adapter that already answers above chance (model.adapter)"
+        )
+
+
+def evidence_stats(method: Method, out: Outputs, labels: Tensor, num_options: Tensor) -> dict[str, Tensor]:
+    """Per-row values logged during training: accuracy, chance level, mean logit and its spread, total evidence."""
+    prediction = method.predict(out.detach())
+    mask = torch.arange(prediction.probs.shape[-1], device=labels.device) < num_options.unsqueeze(-1)
+    probs = prediction.probs.masked_fill(~mask, -1)
+    stats = {
+        "accuracy": (probs.argmax(-1) == _hard(labels)).float(),
+        "chance": num_options.float().reciprocal(),
+    }
+    if out.logits is not None:
+        logits = out.logits.detach()[:, : prediction.probs.shape[-1]]
+        stats |= {"logits/mean": logits.mean(-1), "logits/std": logits.std(-1)}
+    if prediction.alpha is not None:
+        stats["alpha0"] = (prediction.alpha * mask).sum(-1)
+    if prediction.alpha is not None and out.logits is not None and out.head is None:
+        # Every answer logit far below zero: no evidence, and no gradient that could bring some.
+        stats["evidence/dead"] = (logits.masked_fill(~mask, DEAD - 1).amax(-1) < DEAD).float()
+    return stats
+
+
+def evidence_summary(table: Any, out: Outputs) -> dict[str, float]:
+    """
+    What an evaluation says of evidence: mean epistemic uncertainty, quantiles of alpha0, share of dead rows.
+
+    Args:
+        table (`PredictionTable`):
+            Predictions of the rows.
+        out (`Outputs`):
+            What they were read from; logits `[N, C]` or, of several passes, `[N, M, C]`.
+    """
+    found = {"epistemic": float(table.epistemic.mean())}
+    if table.alpha is not None:
+        alpha0 = torch.from_numpy(table.alpha).double().nansum(-1)
+        alpha0 = alpha0[torch.isfinite(alpha0)]
+        found |= {f"alpha0/{name}": alpha0.quantile(q).item() for name, q in _QUANTILES.items() if len(alpha0)}
+    if table.alpha is not None and out.logits is not None and out.head is None:
+        best = out.logits[..., : table.alpha.shape[-1]].amax(-1)
+        found["evidence/dead"] = (best < DEAD).double().mean().item()
+    return found
+
+
+def common_mode_share(method: Method, out: Outputs, labels: Tensor, progress: Progress) -> Tensor:
+    """Share of the squared logit gradient that moves all classes of a row alike (1: nothing tells them apart)."""
+    with torch.enable_grad():
+        logits = out.logits.detach().requires_grad_()
+        terms = method.loss(Outputs(logits=logits), labels, progress)
+        (grad,) = torch.autograd.grad(sum(term.sum() for term in terms.values()), logits)
+    grad = grad[:, : method.predict(Outputs(logits=logits.detach())).probs.shape[-1]]  # classes, not scales
+    common = grad.mean(-1).square() * grad.shape[-1]
+    return common / grad.square().sum(-1).clamp_min(1e-30)
+
+
+def _hard(labels: Tensor) -> Tensor:
+    return labels.argmax(-1) if labels.dim() > 1 else labels

@@ -1,0 +1,170 @@
+"""Recipe or checkpoint → image model, backend and rows; `run.py` decides when."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import UserError
+from ..core.recipe import Recipe, check_keys
+from ..methods import Method
+
+if TYPE_CHECKING:
+    from ..training.config import DAPPrConfig
+    from .backend import ImageBackend
+    from .data.rows import ImageRows
+    from .data.tasks import ImageTask
+    from .model import ImageClassifier
+
+WEIGHTS = "model.safetensors"
+
+
+def is_image_recipe(recipe: Recipe) -> bool:
+    """Whether a recipe trains on images; one that names only half of what that takes is refused."""
+    from .data.tasks import is_image_task
+
+    if recipe.model.backbone is None and is_image_task(recipe.data.train):
+        raise UserError(f"{recipe.name}: data.train is a task of images: name a model.backbone (convnet, resnet18, …)")
+    return recipe.model.backbone is not None
+
+
+def build_task(recipe: Recipe) -> ImageTask:
+    """The training task, with the recipe's own share of validation rows."""
+    from .data.tasks import get_image_task
+
+    task = get_image_task(recipe.data.train)
+    if recipe.data.validation_fraction is not None:
+        task = dataclasses.replace(task, validation_fraction=recipe.data.validation_fraction)
+    return task
+
+
+def build_data(recipe: Recipe, task: ImageTask, seed: int) -> tuple[ImageRows, ImageRows | None]:
+    """Training and validation rows; the seed decides who validates."""
+    from .data.tasks import load_image_task
+
+    data = recipe.data
+    train = load_image_task(task, data.train_split, data.root, data.max_train_samples, seed=seed)
+    validation = None
+    if data.validation_split is not None:
+        validation = load_image_task(task, data.validation_split, data.root, data.max_validation_samples, seed=seed)
+    return train, validation
+
+
+def is_noise(auxiliary: Any) -> bool:
+    """Whether `data.auxiliary` asks for noise instead of a task's rows."""
+    from .data.noise import NOISE
+
+    return auxiliary == NOISE
+
+
+def noise(recipe: Recipe, task: ImageTask, seed: int) -> ImageRows:
+    """Images of noise in the training images' shape."""
+    from .data.noise import noise_rows
+
+    return noise_rows(task.channels, recipe.model.image_size or task.resize or task.size, seed)
+
+
+def build(recipe: Recipe, args: DAPPrConfig, method: Method, method_name: str) -> tuple[Any, ...]:
+    """Model, backend, training rows, validation rows and task of an image recipe."""
+    task = build_task(recipe)
+    train, validation = build_data(recipe, task, args.seed)
+    model, backend = build_model(recipe, task, train, method, method_name, args.seed)
+    return model, backend, train, validation, task
+
+
+def build_model(
+    recipe: Recipe, task: ImageTask, train: ImageRows, method: Method, method_name: str, seed: int
+) -> tuple[ImageClassifier, ImageBackend]:
+    """
+    The classifier of a recipe and what surrounds it.
+
+    Args:
+        recipe (`Recipe`):
+            Its `model`, `lora` and `data.augment` are read.
+        task, train:
+            The task and its training rows, which say how many classes there are and what images look like.
+        method, method_name:
+            The method, which decides on outputs and head.
+        seed (`int`):
+            Where random weights start.
+    """
+    import torch
+    from transformers import set_seed
+
+    from .backend import ImageBackend
+    from .model import ImageClassifier, ImageClassifierConfig
+    from .transforms import build_transform
+
+    section = recipe.model
+    assert section.backbone is not None
+    channels = section.channels or (3 if section.pretrained else task.channels)
+    wanted = {"size": section.image_size, "channels": channels, "augment": recipe.data.augment}
+    transform = build_transform(task, train=False, **wanted)
+    config = ImageClassifierConfig(
+        backbone=section.backbone,
+        num_classes=train.num_classes,
+        class_names=train.class_names,
+        channels=channels,
+        image_size=transform.size,
+        transform=transform.to_dict(),
+        task=task.name,
+        stem=section.stem,
+        hidden=section.hidden,
+        dropout=section.dropout,
+        frozen=section.frozen,
+        backbone_options=section.backbone_options,
+        lora=_lora(recipe),
+        method={"name": method_name, "options": method.options()},
+        class_counts=train.class_counts().tolist(),
+        spectral_factor=section.spectral_factor,
+    )
+    set_seed(seed)
+    model = ImageClassifier(config, pretrained=section.pretrained)
+    if section.adapter:
+        _start_from(model, section.adapter)
+    model = model.to(memory_format=torch.channels_last)  # faster convolutions, on CPUs too
+    base = f"timm/{section.backbone}" if section.pretrained else None
+    return model, ImageBackend(model, method, build_transform(task, train=True, **wanted), base)
+
+
+def _lora(recipe: Recipe) -> dict[str, Any] | None:
+    if not recipe.lora:
+        return None
+    from peft import LoraConfig
+
+    check_keys(recipe.lora, set(inspect.signature(LoraConfig).parameters), recipe.name, "lora.")
+    return dict(recipe.lora)
+
+
+def _start_from(model: ImageClassifier, folder: str) -> None:
+    """Weights of a checkpoint; a head only where the same method left it."""
+    from safetensors.torch import load_file
+
+    from .model import ImageClassifierConfig
+
+    path = Path(folder) / WEIGHTS
+    if not path.is_file():
+        raise UserError(f"model.adapter: {folder} holds no {WEIGHTS}; train the recipe that makes it first")
+    before = ImageClassifierConfig.from_pretrained(folder)
+    same = before.method is not None and before.method["name"] == model.config.method["name"]
+    model.load_weights(load_file(str(path)), str(path), head=same)
+
+
+def load_checkpoint(folder: str, config: dict[str, Any], method: Method, quantization: Any, device: Any) -> Any:
+    """Model and backend of a trained checkpoint."""
+    import torch
+
+    from .backend import ImageBackend
+    from .model import ImageClassifier
+
+    if quantization is not None:
+        raise UserError(f"{folder}: image classifiers are small and are not loaded in 4 or 8 bits")
+    if not (Path(folder) / WEIGHTS).is_file():
+        raise UserError(f"{folder} holds no {WEIGHTS}")
+    model = ImageClassifier.from_pretrained(folder)
+    model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"), memory_format=torch.channels_last)
+    backend = ImageBackend(model, method, base_model=config.get("base_model"))
+    backend.evidence_offset = config.get("evidence_offset", 0.0)
+    return model, backend

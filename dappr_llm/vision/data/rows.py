@@ -1,0 +1,268 @@
+"""`ImageRows`: labelled images that a `DataLoader` can read row by row or a batch at a time."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...core.errors import UserError
+from .images import ArrayImages, Images
+from .seeded_random import draws
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torch import Tensor
+
+UNKNOWN = -1
+
+
+class RowBatch(Sequence):
+    """Rows that were read together: `batch` holds their values stacked, which [`collate_rows`] takes as it is."""
+
+    def __init__(self, batch: dict[str, Any]):
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return len(self.batch["row"])
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return [self[k] for k in range(*i.indices(len(self)))]
+        return {
+            "pixel_values": self.batch["pixel_values"][i],
+            "labels": int(self.batch["labels"][i]),
+            "row": int(self.batch["row"][i]),
+        }
+
+
+class ImageRows:
+    """
+    Images with ids and labels. A row is `{"pixel_values": tensor, "labels": int, "row": int}`.
+
+    Without a transform `pixel_values` is uint8, `[C, H, W]`. Images in memory are read a batch at a time and never
+    pass through Pillow; files and Hub rows are decoded when they are asked for.
+
+    Args:
+        images (`ArrayImages`, `FileImages` or `HubImages`):
+            The pixels.
+        labels (`np.ndarray`):
+            Class of each image, -1 where unknown.
+        ids (`Sequence[str]`):
+            A name for each image.
+        class_names (`Sequence[str]`, *optional*):
+            Names of the classes.
+        num_classes (`int`, *optional*):
+            How many classes there are; by default as many as names, or labels.
+        name (`str`, *optional*, defaults to `"images"`):
+            How messages call the rows.
+        seed (`int`, *optional*, defaults to 0):
+            Decides the augmentation.
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        labels: np.ndarray,
+        ids: Sequence[str],
+        class_names: Sequence[str] | None = None,
+        num_classes: int | None = None,
+        name: str = "images",
+        seed: int = 0,
+    ):
+        self.images = images
+        self.labels = np.asarray(labels, dtype=np.int64)
+        self.ids = list(ids)
+        if not len(images) == len(self.labels) == len(self.ids):
+            raise UserError(f"{name}: {len(images)} images, {len(self.labels)} labels and {len(self.ids)} ids")
+        found = int(self.labels.max(initial=UNKNOWN)) + 1
+        self.num_classes = num_classes or (len(class_names) if class_names else found)
+        self.class_names = list(class_names) if class_names else [str(i) for i in range(self.num_classes)]
+        self.name, self.seed = name, seed
+        self.transform: Callable[..., Any] | None = None
+        self._epoch: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __repr__(self) -> str:
+        return f"ImageRows({self.name}: {len(self)} images, {self.num_classes} classes)"
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        if not -len(self) <= i < len(self):
+            raise IndexError(i)
+        i = int(i) % len(self)
+        return {"pixel_values": self._pixels(np.array([i]))[0], "labels": int(self.labels[i]), "row": i}
+
+    def __getitems__(self, indices: Sequence[int]) -> RowBatch:
+        import torch
+
+        rows = np.asarray(indices, dtype=np.int64)
+        return RowBatch(
+            {
+                "pixel_values": self._pixels(rows),
+                "labels": torch.from_numpy(self.labels[rows]),
+                "row": torch.from_numpy(rows),
+            }
+        )
+
+    def _pixels(self, rows: np.ndarray) -> Any:
+        """Transformed pixels of some rows: one tensor, or a list where the transform leaves sizes different."""
+        import torch
+
+        transform: Any = self.transform
+        if transform is None or hasattr(transform, "finish"):
+            chance = self._chance(rows)
+            if isinstance(self.images, ArrayImages):
+                pixels = torch.from_numpy(self.images.batch(rows))
+                return pixels if transform is None else transform.finish(transform.frame(pixels, chance), chance)
+            if transform is None:
+                return _stacked([_as_tensor(self.load(i)) for i in rows])
+            framed = []
+            for k, i in enumerate(rows):
+                with self._named(i):
+                    framed.append(transform.frame(_as_tensor(self.load(i))[None], chance[k : k + 1]))
+            return transform.finish(torch.cat(framed), chance)
+        return _stacked([transform(self.load(i)) for i in rows])
+
+    def _named(self, i: int) -> _Named:
+        return _Named(self.images.place(i))
+
+    def _chance(self, rows: np.ndarray) -> np.ndarray:
+        import torch
+
+        count = getattr(self.transform, "num_draws", 0)
+        if not count:
+            return np.zeros((len(rows), 0))
+        if self._epoch is None:  # nobody counts epochs: new numbers at every call, from torch's own generator
+            return draws(rows, count, int(torch.randint(2**62, ())), -1)
+        return draws(rows, count, self.seed, int(self._epoch))
+
+    def set_epoch(self, epoch: int) -> None:
+        """
+        From here on augmentation depends on seed, epoch and row alone. Accelerate's loaders call this.
+
+        Args:
+            epoch (`int`): The epoch, from 0.
+        """
+        import torch
+
+        if self._epoch is None:
+            self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # persistent workers see it change
+        self._epoch.fill_(int(epoch))
+
+    def load(self, i: int) -> Image:
+        """Image `i` as Pillow's, grey or RGB, untransformed."""
+        return self.images.load(int(i))
+
+    def with_transform(self, transform: Callable[..., Any] | None) -> ImageRows:
+        """
+        The same rows, transformed when they are read.
+
+        Args:
+            transform (`ImageTransform` or `Callable`):
+                From [`build_transform`], or anything that makes a tensor from a Pillow image.
+        """
+        rows = copy.copy(self)
+        rows.transform, rows._epoch = transform, None
+        return rows
+
+    def select(self, indices: Sequence[int] | np.ndarray) -> ImageRows:
+        """
+        Some of the rows, in the order given; `row` counts from 0 again.
+
+        Args:
+            indices (`Sequence[int]`): Positions in these rows.
+        """
+        chosen = np.asarray(indices, dtype=np.int64)
+        rows = copy.copy(self)
+        rows.images, rows.labels = self.images.take(chosen), self.labels[chosen]
+        rows.ids, rows._epoch = [self.ids[i] for i in chosen], None
+        return rows
+
+    def without_labels(self) -> ImageRows:
+        """The same rows with unknown labels: what another task calls them means nothing to a model."""
+        rows = copy.copy(self)
+        rows.labels = np.full(len(self), UNKNOWN, dtype=np.int64)
+        return rows
+
+    def class_counts(self) -> np.ndarray:
+        """Rows per class, `[K]`."""
+        return np.bincount(self.labels[self.labels >= 0], minlength=self.num_classes)
+
+    def verify(self, most: int = 10) -> None:
+        """
+        Decode every image once; unreadable ones are an error that names them.
+
+        Args:
+            most (`int`, *optional*, defaults to 10): How many to name before giving up.
+        """
+        if isinstance(self.images, ArrayImages):
+            return
+        bad: list[str] = []
+        for i in range(len(self)):
+            try:
+                self.load(i)
+            except UserError as error:
+                bad.append(str(error))
+                if len(bad) == most:
+                    break
+        if bad:
+            raise UserError(f"{self.name}: {len(bad)} or more unreadable images:\n" + "\n".join(bad))
+
+
+class _Named:
+    """Adds an image's place to an error of its transform."""
+
+    def __init__(self, place: str):
+        self.place = place
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, UserError) and self.place not in str(error):
+            raise UserError(f"{self.place}: {error}") from None
+
+
+def collate_rows(rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+    """
+    A batch of tensors from rows of [`ImageRows`].
+
+    Args:
+        rows (`RowBatch` or `Sequence[dict]`):
+            What `__getitems__` returned (taken as it is), or single rows.
+    """
+    import torch
+
+    batch = getattr(rows, "batch", None)
+    if batch is None:
+        batch = {
+            "pixel_values": [row["pixel_values"] for row in rows],
+            "labels": torch.as_tensor([row["labels"] for row in rows]),
+            "row": torch.as_tensor([row["row"] for row in rows]),
+        }
+    if isinstance(batch["pixel_values"], list):
+        shapes = {tuple(pixels.shape) for pixels in batch["pixel_values"]}
+        if len(shapes) > 1:
+            raise UserError(f"Images of different sizes in one batch: {sorted(shapes)}; use a transform that crops")
+        batch = {**batch, "pixel_values": torch.stack(batch["pixel_values"])}
+    return batch
+
+
+def _as_tensor(image: Image) -> Tensor:
+    import torch
+
+    pixels = np.array(image)
+    return torch.from_numpy(pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+
+
+def _stacked(pixels: list[Any]) -> Any:
+    import torch
+
+    return torch.stack(pixels) if len({tuple(p.shape) for p in pixels}) == 1 else pixels
