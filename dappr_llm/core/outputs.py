@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+_LOGITS = "logits"
+Gathered: TypeAlias = "Tensor | dict[str, Tensor]"
 
 
 @dataclass
@@ -54,12 +56,34 @@ class Outputs:
         """The same numbers without their history; what is measured on them trains nothing."""
         return self._each(lambda value: value.detach())
 
+    def gathered(self) -> Gathered:
+        """What is kept of a forward pass: the logits, and the values of the method's own head if there is one."""
+        if self.head is None:
+            return self.logits
+        return self.head if self.logits is None else {_LOGITS: self.logits, **self.head}
+
     def _each(self, change: Callable[[Tensor], Tensor]) -> Outputs:
         def changed(value: Any) -> Any:
             return change(value) if isinstance(value, Tensor) else value
 
         head = None if self.head is None else {key: changed(value) for key, value in self.head.items()}
         return Outputs(changed(self.logits), changed(self.features), changed(self.inputs), head)
+
+
+def as_outputs(found: Any) -> Outputs:
+    """What [`Outputs.gathered`] gave, of tensors or arrays, for `method.predict` and `method.loss`."""
+    if not isinstance(found, Mapping):
+        return Outputs(logits=torch.as_tensor(found))
+    values = {key: torch.as_tensor(value) for key, value in found.items()}
+    logits = values.pop(_LOGITS, None)
+    return Outputs(logits=logits, head=values)  # type: ignore[arg-type]
+
+
+def map_values(found: Any, change: Callable[[Any], Any]) -> Any:
+    """`change` applied to gathered logits, or to every value of a gathered dictionary."""
+    if isinstance(found, Mapping):
+        return {key: change(value) for key, value in found.items()}
+    return change(found)
 
 
 @dataclass
@@ -93,54 +117,6 @@ class Prediction:
         if key not in self.keys() and key != "members":
             raise KeyError(key)
         return getattr(self, key)
-
-
-def option_rows(num_options: Sequence[int]) -> dict[int, Tensor]:
-    """Which rows offer how many options, from counts that the host knows."""
-    counts = sorted(set(num_options))
-    return {count: torch.tensor([i for i, found in enumerate(num_options) if found == count]) for count in counts}
-
-
-def to_device(value: Any, device: torch.device | str) -> Any:
-    """A batch, with whatever is nested in it, on a device."""
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, dict):
-        return {key: to_device(entry, device) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [to_device(entry, device) for entry in value]
-    return value
-
-
-def without_wrapper(model: nn.Module) -> Any:
-    """A model without what several processes put around it."""
-    while hasattr(model, "module"):
-        model = model.module  # type: ignore[assignment]
-    return model
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode; every module's own mode is restored."""
-    before = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
-
-
-def repeat_rows(inputs: Mapping[str, Any], times: int) -> dict[str, Any]:
-    """A collated batch several times over; what is not per row stays as it is."""
-    rows = next(iter(inputs.values())).shape[0]
-
-    def repeated(value: Any) -> Any:
-        if times == 1 or not isinstance(value, Tensor) or value.shape[:1] != (rows,):
-            return value
-        return value.repeat(times, *[1] * (value.dim() - 1))
-
-    return {key: repeated(value) for key, value in inputs.items()}
 
 
 def upcast(logits: Tensor) -> Tensor:

@@ -27,11 +27,6 @@ class RowSet:
     meta: dict[str, Any] = field(default_factory=dict)
 
 
-def is_stream(dataset: Any) -> bool:
-    """Whether a dataset can only be read from its start; `None` is no dataset."""
-    return hasattr(dataset, "__iter__") and not hasattr(dataset, "__len__")
-
-
 class JoinedRows:
     """
     The different rows of several prepared sets, in the order in which they are computed.

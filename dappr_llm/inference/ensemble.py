@@ -1,13 +1,14 @@
 """
 Ensembles: M adapters over one base model, so that memory grows by adapters and not by models.
 
-Tables of separate runs are combined by `predictions.combine`; this module predicts with all members of an ensemble
-while the base model is loaded once. Both read members alike: mean alpha for Dirichlet methods, otherwise mean
+Tables of separate runs are combined by `prediction_table.combine`; here all members of an ensemble predict while the
+base model is loaded once. Both read members alike: mean alpha for Dirichlet methods, otherwise mean
 probabilities and mutual information.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,10 +22,9 @@ from ..core.errors import UserError
 from ..core.outputs import Outputs, Prediction, from_alpha, from_log_probs
 from ..evaluation.prediction_table import PredictionTable, combine
 from ..methods import Method, get_method
-from ..text.packing.mixed_adapters import can_mix, fits, read_members
 from .batching import RowSet
 from .loading import Run, load_checkpoint
-from .passes import predict_batch
+from .table_predictor import PredictionSettings, TablePredictor
 
 # Members that differ in one of these read other questions, or other letters.
 _SHARED = ("modality", "base_model", "num_choices", "prompt", "max_length", "letter_token_ids", "extra_token_ids")
@@ -61,6 +61,7 @@ class AdapterEnsemble:
     def __init__(self, run: Run, members: list[Member]):
         self.run = run
         self.members = members
+        self._lock = threading.RLock()  # PEFT's active adapter belongs to the model
 
     @classmethod
     def from_pretrained(
@@ -92,84 +93,61 @@ class AdapterEnsemble:
         run.model.eval()
         return cls(run, [_member(adapter, config) for adapter, (_, config) in zip(names, loaded, strict=True)])
 
-    @contextmanager
-    def member(self, member: Member, *users: Any) -> Iterator[None]:
-        """Switch to one member; `users` (a trainer) are told its method too."""
-        parts = (self.run, self.run.backend, *users)
-        before = [(part, part.method, getattr(part, "method_name", None)) for part in parts]
-        offset = self.run.backend.evidence_offset
-        self.run.model.set_adapter(member.adapter)
-        self.run.backend.evidence_offset = member.evidence_offset
-        for part in parts:
-            part.method = member.method
-            if hasattr(part, "method_name"):
-                part.method_name = member.method_name
-        try:
-            yield
-        finally:
-            self.run.model.set_adapter(self.members[0].adapter)
-            self.run.backend.evidence_offset = offset
-            for part, method, name in before:
-                part.method = method
-                if name is not None:
-                    part.method_name = name
-
     def predict(self, question: str | list[str], choices: list[Any]) -> Prediction:
         """Probabilities and uncertainties of the ensemble; the arguments are those of `Run.predict`."""
         rows, width = self.run.encoded(question, choices)
-        found = self._together(rows, width) or self._in_turn(rows, width)
+        found = self.predict_together(rows, width) or self.predict_in_turn(rows, width)
         alphas = [out.alpha for out in found if out.alpha is not None]
         if len(alphas) == len(found):
             return from_alpha(torch.stack(alphas, dim=1), self.members[0].method.epistemic_scale)
         probs = torch.cat([out.probs[None] if out.members is None else out.members for out in found])
         return from_log_probs(probs.log().movedim(0, 1))  # [B, M, K]
 
-    def _in_turn(self, rows: list[dict[str, Any]], width: int) -> list[Prediction]:
+    def predict_in_turn(self, rows: list[dict[str, Any]], width: int) -> list[Prediction]:
+        """What each member says, one after the other."""
         found = []
         for member in self.members:
-            with self.member(member):
-                found.append(predict_batch(self.run, rows, width))
+            with self.active(member) as predictor:
+                found.append(predictor.predict_batch(rows, width))
         return found
 
-    def _together(self, rows: list[dict[str, Any]], width: int) -> list[Prediction] | None:
-        """All members in one batch; `None` where that is not possible, or would be too large."""
+    def predict_together(self, rows: list[dict[str, Any]], width: int) -> list[Prediction] | None:
+        """What each member says, from one batch; `None` where that is not possible, or would be too large."""
         adapters = [member.adapter for member in self.members]
         methods = [member.method for member in self.members]
-        same = all(m.passes == 1 and m.num_outputs(width) == methods[0].num_outputs(width) for m in methods)
-        text = self.run.backend.modality == "text"
-        if not (text and same and fits(rows, len(adapters)) and can_mix(self.run.model, adapters)):
+        if not all(m.passes == 1 and m.num_outputs(width) == methods[0].num_outputs(width) for m in methods):
             return None
-        logits = read_members(self.run.backend, self.run.model, rows, adapters, width)
+        backend = self.run.backend.with_method(methods[0], 0.0)
+        logits = backend.read_adapters(self.run.model, rows, adapters, width)
+        if logits is None:
+            return None
         for part, member in zip(logits, self.members, strict=True):
             part[:, :width] += member.evidence_offset
         return [m.predict(Outputs(logits=part)) for m, part in zip(methods, logits, strict=True)]
 
-    def predictor(self, trainer: Any) -> EnsemblePredictor:
-        """Predicts whole datasets; `trainer` is a `DAPPrTrainer` around this ensemble's model and backend."""
-        return EnsemblePredictor(self, trainer)
+    @contextmanager
+    def active(self, member: Member, settings: PredictionSettings | None = None) -> Iterator[TablePredictor]:
+        """Switch the model to one member's adapter and hand out its predictor; one thread at a time."""
+        backend = self.run.backend.with_method(member.method, member.evidence_offset)
+        with self._lock:
+            self.run.model.set_adapter(member.adapter)  # type: ignore[operator]
+            try:
+                yield TablePredictor(
+                    self.run.model, member.method, backend, settings=settings, method_name=member.method_name
+                )
+            finally:
+                self.run.model.set_adapter(self.members[0].adapter)  # type: ignore[operator]
 
-
-class EnsemblePredictor:
-    """The part of a `DAPPrTrainer` that prediction uses, for an ensemble."""
-
-    def __init__(self, ensemble: AdapterEnsemble, trainer: Any):
-        self.ensemble = ensemble
-        self.trainer = trainer
-        self.args = trainer.args
-        self.backend = trainer.backend
-
-    def predict_table(self, dataset: Any, task: str = "", split: str = "", **meta: Any) -> PredictionTable:
-        """As `DAPPrTrainer.predict_table`."""
-        return self.predict_tables([RowSet(dataset, task, split, meta)])[0]
-
-    def predict_tables(self, sets: Sequence[RowSet]) -> list[PredictionTable]:
-        """As `DAPPrTrainer.predict_tables`; rows are tokenised once."""
-        prepare = self.ensemble.run.backend.prepare
+    def predict_tables(
+        self, sets: Sequence[RowSet], settings: PredictionSettings | None = None
+    ) -> list[PredictionTable]:
+        """As [`TablePredictor.predict_tables`]; rows are tokenised once for all members."""
+        prepare = self.run.backend.prepare
         sets = [replace(each, rows=prepare(each.rows, labelled=False, name=each.task or "dataset")) for each in sets]
         found = []
-        for member in self.ensemble.members:
-            with self.ensemble.member(member, self.trainer):
-                found.append(self.trainer.predict_tables(sets))
+        for member in self.members:
+            with self.active(member, settings) as predictor:
+                found.append(predictor.predict_tables(sets))
         return [combine(list(tables)) for tables in zip(*found, strict=True)]
 
 

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ..core import checkpoint
 from ..core.errors import UserError
@@ -46,9 +45,7 @@ def adopt(
             Commit, branch or tag of an adapter on the Hub.
     """
     from ..methods import get_method
-    from ..text import lm
-    from ..training.config import DAPPrConfig
-    from .loading import build_text_backend
+    from .modality import adapter_backend
 
     out = Path(out)
     if out.exists() and any(out.iterdir()):
@@ -58,15 +55,11 @@ def adopt(
     if base is None:
         raise UserError(f"{adapter} does not name its base model; pass --base")
     chosen = get_method(method)
-    tokenizer = lm.load_tokenizer(base)
-    model = lm.load_adapter(lm.load_lm(base), str(source), base_name=base)
-    shape: dict[str, Any] = {"num_choices": num_choices, "prompt": dict(prompt or {}), "max_length": max_length}
-    args = DAPPrConfig(str(out), report_to="none", **shape)
-    backend = build_text_backend(model, tokenizer, args, chosen, base)
+    backend = adapter_backend(source, base, chosen, num_choices, dict(prompt or {}), max_length)
     out.mkdir(parents=True, exist_ok=True)
     for name in _ADAPTER:
         shutil.copyfile(source / name, out / name)
-    tokenizer.save_pretrained(out)
+    backend.save_processor(out)
     config = {"method": {"name": method, "options": chosen.options()}, **backend.config()}
     checkpoint.save_readme(out, config, backend.hub_base)
     checkpoint.save_sidecar(out, config)  # last: with it the folder is a checkpoint

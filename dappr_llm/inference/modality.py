@@ -1,9 +1,24 @@
-"""Tasks of text or of images by one call, for those who have a name and no model yet. No torch."""
+"""
+Text or images: the only file of this folder that names them. Imports no torch by itself.
+
+Whoever has a task's name, a checkpoint's config or an adapter, but no backend yet, comes here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..core.backend import Backend
+    from ..methods import Method
+
+# Module and class that reads a checkpoint of each modality.
+BACKENDS = {
+    "text": ("dappr_llm.text.backend", "TextBackend"),
+    "vision": ("dappr_llm.vision.backend", "ImageBackend"),
+}
 
 
 def find_task(spec: Any, modality: str | None = None) -> Any:
@@ -63,7 +78,7 @@ def load_rows(
     return (load_items if plain else load_task)(task, split, root, limit, labelled)
 
 
-def iter_items(task: Any, split: str, root: str | None, backend: Any) -> Iterator[Any]:
+def iter_items(task: Any, split: str, root: str | None, backend: Backend) -> Iterator[Any]:
     """
     Items of one split, one after the other, for a backend's `encode`.
 
@@ -86,3 +101,33 @@ def iter_items(task: Any, split: str, root: str | None, backend: Any) -> Iterato
     for i, name in enumerate(prepared["id"]):
         row = {"id": name, "image": prepared.rows.load(i), "label": int(prepared.rows.labels[i])}
         yield from backend.items([row], i)
+
+
+def public_name(base: str | None) -> str | None:
+    """The public name of a base model: that of the bundled model's origin, or the name itself."""
+    from ..text.bundled_model import public_name as of_bundled
+
+    return of_bundled(base)
+
+
+def cache_dir() -> Path:
+    """Where the package keeps what it can make again."""
+    from ..text.bundled_model import cache_dir as of_bundled
+
+    return of_bundled()
+
+
+def bundled_folder(base: str) -> Path | None:
+    """The folder of the bundled base model, unpacked; `None` for any other name."""
+    from ..text import bundled_model
+
+    return bundled_model.load_path() if base == bundled_model.NAME else None
+
+
+def adapter_backend(
+    adapter: Path, base: str, method: Method, num_choices: int, prompt: dict[str, Any] | None, max_length: int
+) -> Backend:
+    """A backend for a LoRA adapter that was trained elsewhere; see [`import_adapter`] for the arguments."""
+    from ..text.build import adapter_backend as of_text
+
+    return of_text(adapter, base, method, num_choices, prompt, max_length)

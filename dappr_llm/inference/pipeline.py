@@ -1,8 +1,8 @@
 """
 One call from a question to a decision: answer, probabilities, two uncertainties, a prediction set, whether to abstain.
 
-What is known of a modality is asked of the run's backend (`items`, `encode`, `collate`, `read`, `option_names`,
-`content_key`), what is known of a method of the method itself: nothing here names a text, an image or a method.
+What differs between text and images is asked of the run's backend, what differs between methods of the method:
+nothing here names either. A pipeline may be called from any number of threads.
 """
 
 from __future__ import annotations
@@ -112,6 +112,7 @@ class UncertaintyPipeline:
         self.extra_letters = extra_letters
         self.truncate = truncate
         run.model.eval()
+        self._predictor = run.predictor()
 
     @classmethod
     def from_pretrained(
@@ -215,8 +216,6 @@ class UncertaintyPipeline:
                 done += len(window)
 
     def _answer(self, window: list[Mapping[str, Any]], size: int, start: int, bar: Any) -> list[Answer]:
-        from .passes import predict_batch
-
         items = self.run.backend.items(window, start)
         encoded = self.run.backend.encode(items)
         for item, row in zip(items, encoded, strict=True):
@@ -227,7 +226,7 @@ class UncertaintyPipeline:
             count = encoded[order[0]]["num_options"]
             batch = [i for i in order[:size] if encoded[i]["num_options"] == count]
             order = order[len(batch) :]
-            prediction = predict_batch(self.run, [encoded[i] for i in batch], count)
+            prediction = self._predictor.predict_batch([encoded[i] for i in batch], count)
             for i, answer in zip(batch, self._read([items[i] for i in batch], prediction), strict=True):
                 answers[i] = answer
             bar.update(len(batch))

@@ -23,8 +23,10 @@ from typing import Any
 from ..core import checkpoint
 from ..core.errors import UserError
 from ..core.files import write_text
+from ..core.manifest import sha256
 from ..evaluation.prediction_table import PredictionTable
 from .batching import RowSet
+from .modality import bundled_folder, cache_dir
 
 ENVIRONMENT = "DAPPR_PREDICTION_CACHE"
 _MOST_TABLES = 2000
@@ -39,8 +41,6 @@ def cache_folder() -> Path | None:
         return None
     if wanted:
         return Path(wanted)
-    from ..text.bundled_model import cache_dir
-
     return cache_dir() / "predictions"
 
 
@@ -139,12 +139,10 @@ def _has_gpu() -> bool:
 
 def _base_folder(name: str | None) -> Path | None:
     """The folder of a base model that is on this machine."""
-    from ..text import bundled_model as embedded
-
     if name is None:
         return None
-    if name == embedded.NAME:
-        return embedded.load_path()
+    if (bundled := bundled_folder(name)) is not None:
+        return bundled
     if Path(name).is_dir():
         return Path(name)
     try:
@@ -166,21 +164,18 @@ def file_hash(path: Path) -> str:
     blob = path.resolve()
     stat = blob.stat()
     if stat.st_size < 1 << 20:
-        return hashlib.sha256(blob.read_bytes()).hexdigest()
+        return sha256(blob)
     if blob.parent.name == "blobs" and len(blob.name) == 64:  # the Hub's cache names large files by their hash
         return blob.name
     folder = cache_folder()
     note = folder / "hashes" / f"{_digest([str(blob), stat.st_size, stat.st_mtime_ns])}.txt" if folder else None
     if note is not None and note.is_file():
         return note.read_text()
-    digest = hashlib.sha256()
-    with blob.open("rb") as handle:
-        while block := handle.read(1 << 20):
-            digest.update(block)
+    found = sha256(blob)
     if note is not None:
         with contextlib.suppress(UserError):
-            write_text(note, digest.hexdigest())
-    return digest.hexdigest()
+            write_text(note, found)
+    return found
 
 
 def as_options(values: Mapping[str, Any]) -> dict[str, Any]:

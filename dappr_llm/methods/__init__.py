@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
-from ..core.errors import UserError, nearest
-from .base import NEEDS, HeadInfo, Method, Progress
+from .base import NEEDS, HeadInfo, Method, Progress, get_method, name_of, served_by
 from .cross_entropy import CrossEntropy
 from .daedl import DAEDL
 from .dappr import DAPPr
@@ -43,45 +41,5 @@ METHODS: dict[str, Callable[..., Method]] = {
     "dappr_no_reg": partial(DAPPr, regulariser="none"),
     "dappr_kl": partial(DAPPr, regulariser="kl"),
 }
-
-
-def get_method(name: str | Method, **options: Any) -> Method:
-    """
-    Build a method by its name.
-
-    Args:
-        name (`str` or `Method`):
-            A key of `METHODS`; a method object is returned as it is.
-        options:
-            Its hyperparameters.
-    """
-    if isinstance(name, Method):
-        return name
-    if name not in METHODS:
-        raise UserError(f"Unknown method {name!r}; {nearest(name, METHODS)}")
-    valid = METHODS[name]().options()
-    for key in options:
-        if key not in valid:
-            raise UserError(f"Method {name!r} has no option {key!r}; {nearest(key, valid)}")
-    return METHODS[name](**options)
-
-
-def served_by(needs: frozenset[str]) -> list[str]:
-    """Names of the methods that a model meeting these needs can train."""
-    return [name for name, build in METHODS.items() if build().needs <= needs]
-
-
-def name_of(method: Method) -> str:
-    """The registry name under which a method object can be built again; of several, the most specific."""
-    found: dict[str, int] = {}
-    for name, build in METHODS.items():
-        fixed = getattr(build, "keywords", {})
-        built = getattr(build, "func", build)
-        if type(method) is built and all(getattr(method, key) == value for key, value in fixed.items()):
-            found[name] = len(fixed)
-    if not found:
-        raise UserError(f"{type(method).__name__} is not in METHODS: add it there, so that checkpoints can name it")
-    return max(found, key=lambda name: found[name])
-
 
 __all__ = ["METHODS", "NEEDS", "HeadInfo", "Method", "Progress", "get_method", "name_of", "served_by"]

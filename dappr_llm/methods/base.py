@@ -1,4 +1,4 @@
-"""The contract of every method, and the schedules of their coefficients."""
+"""The contract of every method, the schedules of their coefficients, and how they are built by name."""
 
 from __future__ import annotations
 
@@ -185,3 +185,51 @@ class Scheduled:
     def weight(self, progress: Progress) -> float:
         """The coefficient in the current epoch."""
         return scheduled(self.reg_weight, self.schedule, progress, self.warmup_epochs)
+
+
+# --- the registry, by name ------------------------------------------------------------------------------------------
+
+
+def get_method(name: str | Method, **options: Any) -> Method:
+    """
+    Build a method by its name.
+
+    Args:
+        name (`str` or `Method`):
+            A key of `METHODS`; a method object is returned as it is.
+        options:
+            Its hyperparameters.
+    """
+    from . import METHODS
+
+    if isinstance(name, Method):
+        return name
+    if name not in METHODS:
+        raise UserError(f"Unknown method {name!r}; {nearest(name, METHODS)}")
+    valid = METHODS[name]().options()
+    for key in options:
+        if key not in valid:
+            raise UserError(f"Method {name!r} has no option {key!r}; {nearest(key, valid)}")
+    return METHODS[name](**options)
+
+
+def served_by(needs: frozenset[str]) -> list[str]:
+    """Names of the methods that a model meeting these needs can train."""
+    from . import METHODS
+
+    return [name for name, build in METHODS.items() if build().needs <= needs]
+
+
+def name_of(method: Method) -> str:
+    """The registry name under which a method object can be built again; of several, the most specific."""
+    from . import METHODS
+
+    found: dict[str, int] = {}
+    for name, build in METHODS.items():
+        fixed = getattr(build, "keywords", {})
+        built = getattr(build, "func", build)
+        if type(method) is built and all(getattr(method, key) == value for key, value in fixed.items()):
+            found[name] = len(fixed)
+    if not found:
+        raise UserError(f"{type(method).__name__} is not in METHODS: add it there, so that checkpoints can name it")
+    return max(found, key=lambda name: found[name])

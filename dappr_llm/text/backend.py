@@ -1,5 +1,5 @@
 """
-What the trainer needs to know about text: rows → tensors, a forward pass → `Outputs`, and what to write down.
+Multiple-choice questions on a causal LM: what trainer, predictor and pipeline need to know about text.
 
 The trained object stays a native `PeftModel`; this class holds only what surrounds it.
 """
@@ -7,26 +7,30 @@ The trained object stays a native `PeftModel`; this class holds only what surrou
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
+from ..core.backend import Backend, Batch, Row
+from ..core.data_checks import is_stream
 from ..core.errors import UserError
-from ..inference.batching import is_stream
+from ..core.outputs import Outputs
 from ..methods import Method, name_of, served_by
-from . import bundled_model as embedded
+from . import bundled_model, lm
 from .data.items import LETTERS, Columns, MCQItem, parse_item
 from .data.prepare import prepare_rows
 from .data.streams import prepare_stream, widest
-from .model_reader import PromptReader
-from .packing.decoder_layers import keep_differentiable, unwrapped
-from .packing.self_check import PackedReading
+from .forward_call import ForwardCall
+from .model_reader import ModelReader
+from .packing.decoder_layers import keep_differentiable
+from .packing.mixed_adapters import can_mix, fits, read_members
 from .prompt import Prompt, choice_token_ids, tokenize_items
-from .readouts.letters import ChoiceReadout
+from .readouts.letters import LetterReadout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,7 +39,7 @@ _SERVED = frozenset({"ood_rows"})
 
 
 def check_method(method: Method) -> None:
-    """Refuse a method that needs what text cannot give, naming those that do not."""
+    """Refuse a method that needs what text models do not offer, naming those that work."""
     unserved = method.needs - _SERVED
     if unserved:
         raise UserError(
@@ -44,9 +48,9 @@ def check_method(method: Method) -> None:
         )
 
 
-class TextBackend(PromptReader):
+class TextBackend(Backend):
     """
-    Multiple-choice questions on a causal LM.
+    Reads the answer letters of multiple-choice prompts.
 
     Args:
         model (`nn.Module`):
@@ -69,12 +73,14 @@ class TextBackend(PromptReader):
         packing (`bool`, *optional*, defaults to `True`):
             Compute batches without padding, where the model allows it.
         share_prefix (`bool`, *optional*, defaults to `True`):
-            In packed batches, compute what prompts have in common once.
+            In packed batches, compute common prefixes once.
     """
 
     modality = "text"
-    has_head = False  # nothing but logits: see `_SERVED`
-    table_facts: Mapping[str, Any] = {}  # what prediction tables say besides
+    ask_help = (
+        "Type a question, then one choice per line and an empty line; or all in one line: question | choice | "
+        "choice.\nCtrl-D ends."
+    )
 
     def __init__(
         self,
@@ -91,40 +97,98 @@ class TextBackend(PromptReader):
         share_prefix: bool = True,
     ):
         check_method(method)
-        keep_differentiable(model)
+        if getattr(model, "is_loaded_in_4bit", False):
+            keep_differentiable(model)
         if tokenizer.padding_side != "left":
             raise UserError("The tokenizer must pad on the left: tokenizer.padding_side = 'left'")
-        self.tokenizer = tokenizer
+        self.processing_class = self.tokenizer = tokenizer
         self.method = method
         self.num_choices = num_choices
         self.prompt = prompt or Prompt()
-        self.max_length = _fitting_length(model, max_length)
+        context = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+        self.max_length: int = min(max_length, context) if context else max_length
         self.evidence_offset = evidence_offset
         self.base_model = base_model
-        self.hub_base = embedded.public_name(base_model)  # what a model card names
         self._extra = [list(block) for block in extra_token_ids or ()]
-        self.readout = ChoiceReadout(model, ())
-        self._read_width(num_choices or 2)
-        self._takes_positions = "position_ids" in inspect.signature(unwrapped(model).forward).parameters
-        self.packing = PackedReading(packing and self._takes_positions, share_prefix)
+        self._rows: dict[tuple[int, int], list[int]] = {}  # vocabulary rows by width and outputs, looked up once
+        self._index: dict[tuple[int, int, torch.device], Tensor] = {}
+        self.readout = LetterReadout(model)
+        self.reader = ModelReader(model, tokenizer.pad_token_id or 0, self.token_ids(2), packing, share_prefix)
 
-    def _token_ids(self, width: int) -> list[int]:
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str,
+        config: Mapping[str, Any],
+        method: Method,
+        base_model: str | None = None,
+        dtype: str = "auto",
+        quantization: Any = None,
+        device: Any = None,
+    ) -> tuple[nn.Module, TextBackend]:
+        """
+        Model and backend of a trained checkpoint, ready to predict.
+
+        Args:
+            folder (`str`):
+                The checkpoint.
+            config (`Mapping`):
+                Its `uncertainty_config.json`.
+            method (`Method`):
+                The method that the config names.
+            base_model (`str`, *optional*):
+                Another place of the base model than the config names.
+            dtype, quantization:
+                How the base model is loaded; see [`lm.load_lm`].
+            device (`str` or `torch.device`, *optional*):
+                Where to put the model; by default the GPU if there is one.
+        """
+        is_adapter = (Path(folder) / "adapter_config.json").is_file()
+        base = base_model or config.get("base_model")
+        if base is None and is_adapter:
+            raise UserError(f"{folder} does not name its base model; pass base_model (--base)")
+        tokenizer = lm.load_tokenizer(folder)
+        model: Any = lm.load_lm(base if is_adapter and base else folder, dtype, quantization)
+        if is_adapter:
+            model = lm.load_adapter(model, folder, base_name=base)
+        if quantization is None:
+            model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        backend = cls(
+            model,
+            tokenizer,
+            method,
+            num_choices=config["num_choices"],
+            prompt=Prompt(**config["prompt"]),
+            max_length=config["max_length"],
+            evidence_offset=config["evidence_offset"],
+            base_model=config.get("base_model"),
+            extra_token_ids=config.get("extra_token_ids"),
+        )
+        return model, backend
+
+    # --- vocabulary rows ------------------------------------------------------------------------------------------
+
+    def token_ids(self, width: int) -> list[int]:
+        """The vocabulary ids of the first `width` answer letters."""
         return choice_token_ids(self.tokenizer, width, self.prompt.ending)
 
-    def _rows(self, width: int) -> list[int]:
+    def _vocabulary_rows(self, width: int) -> list[int]:
         """Vocabulary rows to read: the letters, then each further block of the method's outputs."""
-        return self._token_ids(width) + [row for block in self._extra_blocks(width) for row in block]
+        key = (width, self.method.num_outputs(width))
+        if key not in self._rows:
+            self._rows[key] = self.token_ids(width) + [row for block in self._extra_blocks(width) for row in block]
+        return self._rows[key]
 
     def _extra_rows(self, block: int, blocks: int, width: int) -> list[int]:
         """
         One row per choice, from the end of the vocabulary; blocks take turns.
 
-        A reading of more choices adds rows and moves none: the last K rows, as others read them, would shift every
-        choice by one between K = 4 and K = 5.
+        Reading more choices adds rows and moves none: the last K rows, as others read them, would shift every choice
+        by one between K = 4 and K = 5.
         """
         rows = list(self._extra[block][:width]) if block < len(self._extra) else []
-        taken = {*self._token_ids(width), *rows}
-        candidate = self.readout.num_rows - 1 - block
+        taken = {*self.token_ids(width), *rows}
+        candidate = self.readout.vocab_size - 1 - block
         while len(rows) < width:
             if candidate < 0:
                 raise UserError(f"The vocabulary has no room for {blocks + 1} outputs per choice")
@@ -138,19 +202,51 @@ class TextBackend(PromptReader):
         blocks = self.method.num_outputs(width) // width - 1
         return [self._extra_rows(block, blocks, width) for block in range(blocks)]
 
-    def _read_width(self, width: int) -> None:
-        self.width = width
-        self.readout.token_ids = self._rows(width)
+    def _token_index(self, width: int, device: torch.device) -> Tensor:
+        """The vocabulary rows as a tensor, copied to the device once and not at every step."""
+        key = (width, self.method.num_outputs(width), device)
+        if key not in self._index:
+            self._index[key] = torch.tensor(self._vocabulary_rows(width), device=device)
+        return self._index[key]
 
-    @contextmanager
-    def reading(self, width: int) -> Iterator[None]:
-        """Read the first `width` letters instead of the K trained ones."""
-        before = self.width
-        self._read_width(width)
-        try:
-            yield
-        finally:
-            self._read_width(before)
+    # --- the model ------------------------------------------------------------------------------------------------
+
+    def read(
+        self,
+        model: nn.Module,
+        inputs: Batch,
+        width: int | None = None,
+        hidden_states: bool = False,
+        adapters: Sequence[str] | None = None,
+    ) -> Outputs:
+        """
+        One forward pass; logits are `[B, method.num_outputs(width)]` in float32, the answers' with the offset.
+
+        Besides the arguments of [`Backend.read`]: `adapters`, an adapter name per row (a padded batch is needed).
+        """
+        width = width or self.num_choices or 2
+        call = ForwardCall(self._token_index(width, inputs["input_ids"].device), adapters)
+        logits = self.reader.read(model, inputs, call)
+        features = call.hidden if hidden_states else None
+        if self.evidence_offset:
+            answers, rest = logits.split([width, logits.shape[-1] - width], dim=-1)
+            logits = torch.cat([answers + self.evidence_offset, rest], dim=-1)
+        return Outputs(logits=logits, features=features)
+
+    def collate(self, rows: Sequence[Row], pack: bool = True) -> dict[str, Any]:
+        return self.reader.collate(rows, pack, keep_rows=self.method.passes > 1)
+
+    def repeated(self, inputs: Batch, times: int) -> dict[str, Any]:
+        return self.reader.repeated(inputs, times)
+
+    def read_adapters(
+        self, model: nn.Module, rows: Sequence[Row], adapters: Sequence[str], width: int
+    ) -> Tensor | None:
+        if not fits(rows, len(adapters)) or not can_mix(model, adapters):
+            return None
+        return read_members(self, model, rows, adapters, width)
+
+    # --- rows -----------------------------------------------------------------------------------------------------
 
     def prepare(self, dataset: Any, labelled: bool = True, name: str = "dataset") -> Any:
         """
@@ -170,13 +266,8 @@ class TextBackend(PromptReader):
             return prepare_stream(dataset, name, lambda: self.num_choices, **how)
         return prepare_rows(dataset, self.num_choices, labelled, name, **how)
 
-    def augmented(self, prepared: Any) -> Any:
-        """Training rows as they are trained on: unchanged."""
-        return prepared
-
-    def save_processor(self, folder: Any) -> None:
-        """Write the tokenizer beside the weights."""
-        self.tokenizer.save_pretrained(folder)
+    def row_keys(self, prepared: Any) -> list[bytes]:
+        return [np.asarray(ids, dtype=">u4").tobytes() for ids in prepared["input_ids"]]
 
     def as_row(self, question: Any, choices: Sequence[Any] | None = None) -> Mapping[str, Any] | None:
         """One question as a row; `None` for anything that holds several."""
@@ -193,11 +284,6 @@ class TextBackend(PromptReader):
     def fingerprints(self, prepared: Any) -> list[str] | None:
         """A short hash of every prompt's tokens."""
         return [fingerprint(ids) for ids in prepared["input_ids"]]
-
-    ask_help = (
-        "Type a question, then one choice per line and an empty line; or all in one line: question | choice | "
-        "choice.\nCtrl-D ends."
-    )
 
     def ask_row(self, read: Callable[[str], str]) -> Mapping[str, Any] | None:
         """A question asked for in the terminal."""
@@ -245,13 +331,31 @@ class TextBackend(PromptReader):
         counts = [widest(prepared)] if is_stream(prepared) else list(prepared["num_options"])
         if self.num_choices is None:
             self.num_choices = max(counts)
-            self._read_width(self.num_choices)
         for row, count in enumerate(counts):
             if count > self.num_choices:
                 raise UserError(
                     f"{name}, row {row}: {count} options, but only {self.num_choices} letters are trained; set "
                     f"train.num_choices: {max(counts)}"
                 )
+
+    # --- checkpoints and speed ------------------------------------------------------------------------------------
+
+    def save_processor(self, folder: str | Path) -> None:
+        self.tokenizer.save_pretrained(folder)
+
+    @property
+    def hub_base(self) -> str | None:
+        return bundled_model.public_name(self.base_model)
+
+    @property
+    def packs(self) -> bool:
+        return self.reader.packing.wanted
+
+    def compile_blocks(self, model: nn.Module, **options: Any) -> None:
+        self.reader.compile_blocks(model, **options)
+
+    def use_frozen_layers_cache(self, model: nn.Module, folder: str) -> None:
+        self.reader.use_frozen_layers_cache(model, folder)
 
     def config(self) -> dict[str, Any]:
         """What is needed to read this checkpoint's logits again."""
@@ -261,7 +365,7 @@ class TextBackend(PromptReader):
             "base_model": self.base_model,
             "num_choices": self.num_choices,
             "letters": list(LETTERS[: self.num_choices]),
-            "letter_token_ids": self._token_ids(self.num_choices),
+            "letter_token_ids": self.token_ids(self.num_choices),
             "extra_token_ids": self._extra_blocks(self.num_choices),
             "prompt": self.prompt.to_dict(),
             "max_length": self.max_length,
@@ -272,8 +376,3 @@ class TextBackend(PromptReader):
 def fingerprint(input_ids: Sequence[int]) -> str:
     """A short hash of one prompt's tokens."""
     return hashlib.sha256(" ".join(map(str, input_ids)).encode()).hexdigest()[:16]
-
-
-def _fitting_length(model: nn.Module, max_length: int) -> int:
-    context = getattr(getattr(model, "config", None), "max_position_embeddings", None)
-    return min(max_length, context) if context else max_length

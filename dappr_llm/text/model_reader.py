@@ -1,74 +1,95 @@
-"""Rows of tokens → tensors → answer logits: what a text backend asks of the model, with padding and without."""
+"""Rows of tokens → tensors → answer logits: the one place where a text batch meets the model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..core.errors import UserError
-from ..core.outputs import Outputs, evaluating, option_rows, repeat_rows, to_device
-from ..methods import Method
-from .packing import layout as packing
+from ..core.torch_utils import evaluating, option_rows, repeat_rows, to_device, without_wrapper
+from .forward_call import CURRENT, ForwardCall
+from .packing.attention import KEYWORD
 from .packing.decoder_layers import compile_blocks, unwrapped
-from .packing.frozen_layers import TrunkCache
-from .packing.self_check import PackedReading, read_packed
+from .packing.frozen_layers import FrozenLayers
+from .packing.layout import layout
+from .packing.self_check import PackingCheck
+
+_MODEL_INPUTS = ("input_ids", "attention_mask", "position_ids")
 
 
-class PromptReader:
-    """The part of `TextBackend` that meets the model."""
+class ModelReader:
+    """
+    Collates token rows and reads chosen vocabulary rows after the last token of each, with padding or packed.
 
-    tokenizer: Any
-    method: Method
-    packing: PackedReading
-    trunk: TrunkCache | None = None
-    width: int
-    evidence_offset: float
-    _takes_positions: bool
+    Args:
+        model (`nn.Module`):
+            A causal LM or `PeftModel`.
+        pad_token_id (`int`):
+            For padded batches, whose result does not depend on it.
+        check_tokens (`Sequence[int]`):
+            Two token ids from which the packing check makes its rows.
+        packing (`bool`, *optional*, defaults to `True`):
+            Compute batches without padding, where the model allows it.
+        share_prefix (`bool`, *optional*, defaults to `True`):
+            In packed batches, compute common prefixes once.
+    """
 
-    def _token_ids(self, width: int) -> list[int]:
-        raise NotImplementedError
+    def __init__(
+        self,
+        model: nn.Module,
+        pad_token_id: int,
+        check_tokens: Sequence[int],
+        packing: bool = True,
+        share_prefix: bool = True,
+    ):
+        core = without_wrapper(model)
+        forward = core.get_base_model().forward if hasattr(core, "get_base_model") else core.forward
+        self.takes_positions = "position_ids" in inspect.signature(forward).parameters
+        self.pad_token_id = pad_token_id
+        self.check_tokens = list(check_tokens)
+        self.share_prefix = share_prefix
+        self.packing = PackingCheck(packing and self.takes_positions)
+        self.frozen: FrozenLayers | None = None
 
-    def read(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Outputs:
-        """One forward pass; logits are `[B, method.num_outputs(width)]` in float32, the answers' with the offset."""
-        if "packed" in inputs and self.packing.works(model, self._padded_rows(model), self._token_ids(2)):
-            logits = self._read_packed(model, inputs["packed"]).float()
-        else:
-            logits = read_padded(model, inputs).float()
-        if logits.shape[-1] == self.width:
-            return Outputs(logits=logits + self.evidence_offset)
-        answers, rest = logits.split([self.width, logits.shape[-1] - self.width], dim=-1)
-        return Outputs(logits=torch.cat([answers + self.evidence_offset, rest], dim=-1))
+    # --- collating ------------------------------------------------------------------------------------------------
 
-    def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def collate(self, rows: Sequence[Mapping[str, Any]], pack: bool = True, keep_rows: bool = False) -> dict[str, Any]:
         """
-        Left-padded tensors of prepared rows, and how to compute them without padding (`packed`).
+        Left-padded tensors of prepared rows and, if asked, the layout of the packed batch (`packed`).
 
-        `option_rows` says which rows offer how many options: known here on the host, so that no step has to wait for
-        the device to tell.
+        `option_rows` says which rows offer how many options. It is made here on the host, so that no training step
+        has to wait for the device.
+
+        Args:
+            rows (`Sequence[Mapping]`):
+                With `input_ids`, and where they are known `labels`, `num_options` and `row`.
+            pack (`bool`, *optional*, defaults to `True`):
+                Whether to lay out a packed batch.
+            keep_rows (`bool`, *optional*, defaults to `False`):
+                Keep the token rows, from which `repeated` lays out several stochastic passes.
         """
         longest = max(len(row["input_ids"]) for row in rows)
-        pad = self.tokenizer.pad_token_id or 0
-        ids = torch.full((len(rows), longest), pad, dtype=torch.long)
+        ids = torch.full((len(rows), longest), self.pad_token_id, dtype=torch.long)
         mask = torch.zeros((len(rows), longest), dtype=torch.long)
         for i, row in enumerate(rows):
             tokens = torch.as_tensor(row["input_ids"], dtype=torch.long)
             ids[i, longest - len(tokens) :] = tokens
             mask[i, longest - len(tokens) :] = 1
         batch: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
-        if self._takes_positions:  # a padded row must start at 0, or models with absolute positions see it shifted
+        if self.takes_positions:  # a padded row must start at 0, or models with absolute positions see it shifted
             batch["position_ids"] = (mask.cumsum(-1) - 1).clamp_min(0)
         for key in ("labels", "num_options", "row"):
             if key in rows[0]:
                 batch[key] = torch.as_tensor([row[key] for row in rows])
         if "num_options" in rows[0]:
             batch["option_rows"] = option_rows([row["num_options"] for row in rows])
-        if self.packing.wanted:
-            batch["packed"] = self._layout([row["input_ids"] for row in rows], self.packing.share)
-            if self.method.passes > 1:
+        if self.packing.wanted and (pack or self.frozen is not None):
+            batch["packed"] = self._layout([row["input_ids"] for row in rows], self.share_prefix)
+            if keep_rows:
                 batch["packed"]["rows"] = [list(row["input_ids"]) for row in rows]
         return batch
 
@@ -81,56 +102,101 @@ class PromptReader:
         return found
 
     def _layout(self, rows: Sequence[Sequence[int]], share: bool) -> dict[str, Any]:
-        plan = packing.layout(rows, share)
-        if self.trunk is not None:
-            plan["trunk"] = self.trunk.states(rows, plan)
+        plan = layout(rows, share)
+        if self.frozen is not None:
+            plan["trunk"] = self.frozen.states(rows, plan)
         return plan
 
-    def row_keys(self, prepared: Any) -> list[bytes]:
-        """What each prepared row says; sorted, rows with the same beginning are neighbours."""
-        return [np.asarray(ids, dtype=">u4").tobytes() for ids in prepared["input_ids"]]
+    # --- reading --------------------------------------------------------------------------------------------------
 
-    def use_trunk(self, model: nn.Module, folder: str) -> None:
+    def read(self, model: nn.Module, inputs: Mapping[str, Any], call: ForwardCall) -> Tensor:
+        """
+        Logits `[B, C]` after the last token of each row; `call.hidden` then holds the states `[B, D]` behind them.
+
+        Args:
+            model (`nn.Module`):
+                The model, wrapped or not.
+            inputs (`Mapping`):
+                From `collate`, on the model's device.
+            call (`ForwardCall`):
+                Which vocabulary rows to read, and with which adapters.
+        """
+        plan = None if call.adapters is not None else inputs.get("packed")
+        if plan is not None and self._packs(model):
+            return read_packed(model, plan, call)
+        return read_padded(model, inputs, call)
+
+    def _packs(self, model: nn.Module) -> bool:
+        """Whether packed batches work with this model; tried once, with a few tiny rows."""
+        device = next(model.parameters()).device
+        ids = torch.tensor(self.check_tokens, device=device)
+
+        def padded(rows: list[list[int]]) -> Tensor:
+            batch = self.collate([{"input_ids": row} for row in rows], pack=False)
+            return read_padded(model, to_device(batch, device), ForwardCall(ids))
+
+        def packed(rows: list[list[int]]) -> Tensor:
+            return read_packed(model, to_device(layout(rows), device), ForwardCall(ids))
+
+        return self.packing.works(model, padded, packed, self.check_tokens)
+
+    # --- what training arguments ask for --------------------------------------------------------------------------
+
+    def use_frozen_layers_cache(self, model: nn.Module, folder: str) -> None:
         """Keep what the frozen lower layers make of each prompt in a folder, and start above them from now on."""
-        if not self.packing.works(model, self._padded_rows(model), self._token_ids(2)):
+        if not self._packs(model):
             raise UserError("train.trunk_cache: this model cannot be read in packed batches, which the cache needs")
-        self.trunk = TrunkCache(model, folder)
-        a, b = self._token_ids(2)
+        self.frozen = FrozenLayers(model, folder, lambda plan: read_packed(model, plan, self._check_call(model, True)))
+        a, b = self.check_tokens
         rows = [[a, b, b, a], [a, b, a]]
         with torch.no_grad(), evaluating(model):
-            batch = to_device(self.collate([{"input_ids": row} for row in rows]), next(model.parameters()).device)
-            whole, started = read_packed(model, batch["packed"]), self._read_packed(model, batch["packed"])
+            plan = to_device(self._layout(rows, self.share_prefix), next(model.parameters()).device)
+            started = read_packed(model, plan, self._check_call(model))
+            whole = read_packed(model, {**plan, "trunk": None}, self._check_call(model))
         if not torch.allclose(whole, started, rtol=1e-3, atol=1e-3 * (1 + whole.abs().max().item())):
             raise UserError(f"train.trunk_cache: {type(unwrapped(model)).__name__} does not work from its middle")
 
-    @property
-    def compiles_blocks(self) -> bool:
-        """Whether packed batches are read, which a model compiled as a whole would be compiled for again and again."""
-        return self.packing.wanted
+    def _check_call(self, model: nn.Module, stop_below: bool = False) -> ForwardCall:
+        ids = torch.tensor(self.check_tokens, device=next(model.parameters()).device)
+        return ForwardCall(ids, stop_below=stop_below)
 
     def compile_blocks(self, model: nn.Module, **options: Any) -> None:
-        """Compile the parts of a model that packed batches leave alone; see [`layers.compile_blocks`]."""
+        """Compile the parts of a model that packed batches leave alone; see [`decoder_layers.compile_blocks`]."""
         if not compile_blocks(model, **options):
             raise UserError(
                 f"train.torch_compile: {type(unwrapped(model)).__name__} has no norms or feed-forward blocks that can "
                 "be found; with train.packing: false it is compiled as a whole"
             )
 
-    def _read_packed(self, model: nn.Module, plan: Mapping[str, Any]) -> Tensor:
-        if self.trunk is None or "trunk" not in plan:
-            return self.packing.read(model, plan)
-        with self.trunk.feeding(plan["trunk"]):
-            return self.packing.read(model, plan)
 
-    def _padded_rows(self, model: nn.Module) -> Callable[[list[list[int]]], Tensor]:
-        def read(rows: list[list[int]]) -> Tensor:
-            batch = self.collate([{"input_ids": row} for row in rows])
-            return read_padded(model, to_device(batch, next(model.parameters()).device))
-
-        return read
+def read_padded(model: nn.Module, inputs: Mapping[str, Any], call: ForwardCall) -> Tensor:
+    """Logits `[B, C]` of a left-padded batch."""
+    given: dict[str, Any] = {key: inputs[key] for key in _MODEL_INPUTS if key in inputs}
+    if call.adapters is not None:
+        given["adapter_names"] = list(call.adapters)
+    logits = _forward(model, call, **given, logits_to_keep=1)[:, -1]
+    call.hidden = None if call.hidden is None else call.hidden[:, -1]
+    return logits
 
 
-def read_padded(model: nn.Module, inputs: Mapping[str, Tensor], **kwargs: Any) -> Tensor:
-    """Logits `[B, C]` of a left-padded batch; `kwargs` are the model's own."""
-    model_inputs = {key: inputs[key] for key in ("input_ids", "attention_mask", "position_ids") if key in inputs}
-    return model(**model_inputs, logits_to_keep=1, use_cache=False, **kwargs).logits[:, -1]
+def read_packed(model: nn.Module, plan: Mapping[str, Any], call: ForwardCall) -> Tensor:
+    """Logits `[B, C]` of each row of a packed batch."""
+    call.positions, call.length = plan["ends"], plan["input_ids"].shape[1]
+    call.states = plan.get("trunk")
+    # Four dimensions: taken as a finished mask and passed on as it is. What may be seen is in the layout.
+    mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=plan["input_ids"].device)
+    given = {"input_ids": plan["input_ids"], "position_ids": plan["position_ids"], "attention_mask": mask}
+    logits = _forward(model, call, **given, logits_to_keep=plan["last"], **{KEYWORD: plan})[0]
+    call.hidden = None if call.hidden is None else call.hidden[0]
+    return logits
+
+
+def _forward(model: nn.Module, call: ForwardCall, **inputs: Any) -> Tensor:
+    token = CURRENT.set(call)
+    try:
+        logits = model(**inputs, use_cache=False).logits
+    finally:
+        CURRENT.reset(token)
+    if call.hidden is None:  # `nn.DataParallel` runs the model in other threads, whose hooks see no call
+        logits = logits[..., call.token_ids]
+    return logits.float()

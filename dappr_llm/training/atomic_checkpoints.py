@@ -1,43 +1,41 @@
-"""A `Trainer` whose saved state survives kills, full disks and bad batches: what `DAPPrTrainer` is built on."""
+"""Checkpoints that survive kills and full disks: written under a hidden name, checked, then renamed."""
 
 from __future__ import annotations
 
 import logging
-import math
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
-from transformers import Trainer
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import rotate_checkpoints
 
 from ..core import checkpoint, manifest
 from ..core.errors import UserError
-from ..inference.batching import is_stream
-from ..methods.base import Progress, Scheduled
-from .callbacks.nonfinite_guard import NonFiniteWatch
+
+if TYPE_CHECKING:
+    from transformers import Trainer as _Trainer
+else:
+    _Trainer = object
 
 logger = logging.getLogger(__name__)
 
 _STATE = "trainer_state.json"
 
 
-class DurableTrainer(Trainer):
+class AtomicCheckpoints(_Trainer):
     """
-    A `Trainer` with atomic, validated checkpoints and a guard against losses that are not finite.
+    Mixed into a `Trainer`, before it: saves all of a checkpoint or nothing.
 
     Checkpoints are written under a hidden name and renamed when whole, each with a manifest of sizes and SHA-256 that
-    is checked before training goes on from it. A failed save leaves the last good checkpoint alone and becomes a
-    `UserError` in every process.
+    is checked before training resumes from it. A failed save leaves the last good checkpoint alone and becomes a
+    `UserError` on every rank. A mixin and no callback, because Trainer has no hook between writing and renaming.
     """
 
     _in_checkpoint = False
-    _watch: NonFiniteWatch | None = None
 
     # --- saving -------------------------------------------------------------------------------------------------
 
@@ -114,10 +112,10 @@ class DurableTrainer(Trainer):
         final = Path(output_dir or self.args.output_dir)
         staged = final / f".model{manifest.PARTIAL}"
         self._together(lambda: self._empty(staged), staged, final)
-        self._together(lambda: super(DurableTrainer, self).save_model(str(staged), _internal_call=True), staged, final)
+        self._together(
+            lambda: super(AtomicCheckpoints, self).save_model(str(staged), _internal_call=True), staged, final
+        )
         self._together(lambda: self._publish_into(staged, final), staged, final)
-        if self.args.push_to_hub and not _internal_call:
-            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def _publish_into(self, staged: Path, final: Path) -> None:
         if self.args.should_save:
@@ -134,7 +132,7 @@ class DurableTrainer(Trainer):
             problem = error
         # Processes that save a sharded model talk to each other while they do: there the launcher ends the others.
         alone = problem is not None and (self.is_fsdp_enabled or self.is_deepspeed_enabled)
-        if not alone and not self._any(problem is not None):
+        if not alone and not self.any_rank(problem is not None):
             return
         if self.args.should_save:
             shutil.rmtree(staged, ignore_errors=True)
@@ -145,8 +143,8 @@ class DurableTrainer(Trainer):
             f"Cannot save {final}: {reason}. {rest}make room or mend the folder, then go on with --resume"
         ) from problem
 
-    def _any(self, flag: bool) -> bool:
-        """Whether a flag is set in any process."""
+    def any_rank(self, flag: bool) -> bool:
+        """Whether a flag is set on any rank."""
         if self.args.world_size <= 1:
             return flag
         value = torch.tensor(float(flag), device=self.args.device)
@@ -195,103 +193,6 @@ class DurableTrainer(Trainer):
     def _load_best_model(self) -> None:
         manifest.check(self.state.best_model_checkpoint)
         super()._load_best_model()
-
-    # --- several processes --------------------------------------------------------------------------------------
-
-    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        """As Trainer's; then each process draws its own noise and dropout. The order of rows has a seed of its own."""
-        prepared = super()._prepare_for_training(*args, **kwargs)
-        if self.args.world_size > 1:
-            torch.manual_seed(self.args.seed + self.args.process_index)
-        return prepared
-
-    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
-        """
-        As Trainer's; the last batch of an epoch also gets each row's share of the loss.
-
-        Where rows do not divide by processes, accelerate fills the last round up with rows from the start. Those count
-        for nothing here, and the others as they would in one process: processes change no gradient.
-        """
-        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        state = self.accelerator.gradient_state
-        if self.args.world_size > 1 and batches and state.end_of_dataloader and state.remainder > 0:
-            shape = (state.remainder, self.args.world_size, self.args.process_index)
-            batches[-1]["shares"] = real_shares(len(batches[-1]["labels"]), *shape)
-        return batches, items
-
-    def stream_progress(self) -> Progress:
-        """Where training stands on a stream, in epochs of `args.epoch_rows` rows."""
-        rows = self.args.epoch_rows
-        if not rows:
-            return Progress(epoch=0.0, epochs=1.0)
-        batch = self.get_total_train_batch_size(self.args)
-        return Progress(epoch=self.state.global_step * batch / rows, epochs=self.args.max_steps * batch / rows)
-
-    def check_stream(self, method: Any) -> None:
-        """Refuse what a stream cannot do, before anything is trained."""
-        if not is_stream(self.train_dataset):
-            return
-        if self.args.max_steps <= 0:
-            raise UserError("Training from a stream needs train.max_steps, since its length is not known")
-        if isinstance(method, Scheduled) and method.schedule != "constant" and not self.args.epoch_rows:
-            raise UserError(
-                f"method.schedule: {method.schedule} counts epochs, and a stream has none: set train.epoch_rows (rows "
-                "that count as one), or schedule: constant"
-            )
-
-    # --- losses that are not finite -------------------------------------------------------------------------------
-
-    @property
-    def watch(self) -> NonFiniteWatch:
-        """Notices rows whose loss is not finite; see `DAPPrConfig.on_nonfinite`."""
-        if self._watch is None:
-            if self.args.on_nonfinite == "skip" and self.is_deepspeed_enabled:
-                raise UserError("on_nonfinite: skip does not work with DeepSpeed, which steps by itself; use stop")
-            self._watch = NonFiniteWatch()
-        return self._watch
-
-    def row_names(self, rows: Tensor | None) -> list[str]:
-        """Ids of rows of the training set, given the `row` column of a batch."""
-        if rows is None or is_stream(self.train_dataset):
-            return []
-        ids = getattr(self.train_dataset, "ids", None)
-        if ids is not None:  # images: a row itself would have to be decoded
-            return [str(ids[int(row)]) for row in rows]
-        return [str(self.train_dataset[int(row)].get("id", int(row))) for row in rows]
-
-    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        """Trainer asks for the norm right before each optimizer step: the place to notice that one must not happen."""
-        norm = super()._get_grad_norm(model, grad_norm)
-        # With a scaler infinite norms are everyday, and handled by it.
-        scaled = getattr(self.accelerator, "scaler", None) is not None
-        bad = self.watch.bad or not (scaled or is_finite(norm))
-        if self._any(bad):
-            report = self.watch.report(self.args.world_size, self.state.global_step + 1)
-            if self.args.on_nonfinite == "stop":
-                raise UserError(f"{report}. {self.watch.remedy}")
-            model.zero_grad(set_to_none=True)  # without gradients the optimizer leaves every weight as it is
-            if self.is_world_process_zero():
-                logger.warning(f"{report}; this step changes no weight")
-        self.watch.clear()
-        return norm
-
-
-def real_shares(size: int, real: int, processes: int, index: int) -> Tensor:
-    """
-    Shares of a process's rows in the loss of a last round of which only the first `real` rows are not repeats.
-
-    Gradients are averaged over processes, hence the factor: with 10 real rows, 2 processes and batches of 8, the
-    second process has 2 of them, and each of the 10 counts 2/10 where it is.
-    """
-    own = min(max(real - index * size, 0), size)
-    return torch.cat([torch.full((own,), processes / real), torch.zeros(size - own)])
-
-
-def is_finite(norm: Any) -> bool:
-    """Whether a norm is finite: a number, a tensor, a sharded one, or nothing (DeepSpeed, between steps)."""
-    if norm is None:
-        return True
-    return math.isfinite(float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm))
 
 
 def is_write_error(error: BaseException) -> bool:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
 from ..core.errors import UserError
 from ..methods import Method, served_by
+
+if TYPE_CHECKING:
+    from .config import DAPPrConfig
+    from .trainer import DAPPrTrainer
 
 UNLABELLED = -1
 
@@ -110,8 +112,25 @@ def _rows(rows: Any, indices: list[int]) -> Sequence[Any]:
     return rows.__getitems__(indices) if hasattr(rows, "__getitems__") else [rows[i] for i in indices]
 
 
-def split_stats(values: dict[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
-    """What is watched, of labelled rows alone; and the auxiliary rows' total evidence by itself."""
-    known = labels >= 0
-    kept = {key: value.masked_fill(~known, math.nan) for key, value in values.items()}
-    return kept | ({"ood/alpha0": values["alpha0"].masked_fill(known, math.nan)} if "alpha0" in values else {})
+def training_rows(trainer: DAPPrTrainer, rows: Any, auxiliary: Any, share: float, args: DAPPrConfig) -> Any:
+    """
+    The training set of a trainer: its labelled rows with augmentation, mixed with auxiliary ones if there are any.
+
+    Args:
+        trainer (`DAPPrTrainer`):
+            Keeps the labelled rows; its method says whether it wants auxiliary ones.
+        rows, auxiliary:
+            Labelled and auxiliary rows of any layout.
+        share (`float`):
+            Share of auxiliary rows in an epoch.
+        args (`DAPPrConfig`):
+            The seed.
+    """
+    if auxiliary is not None or "ood_rows" in trainer.method.needs:
+        check_auxiliary(trainer.method, trainer.method_name, auxiliary is not None)
+    trainer.labelled_rows = trainer.prepare(rows, "train_dataset")
+    found = trainer.backend.augmented(trainer.labelled_rows)
+    if auxiliary is None:
+        return found
+    prepared = trainer.backend.augmented(trainer.prepare(auxiliary, "auxiliary_dataset", labelled=False))
+    return MixedRows(found, prepared, share, args.data_seed or args.seed)

@@ -1,14 +1,17 @@
-"""What the papers' training loops do by the epoch and `Trainer` by the step: learning rates and model selection."""
+"""Learning rates by whole epochs, as the papers' training loops have them, and where in its epochs a training is."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import TrainerCallback
-
+from ..core.data_checks import is_stream
 from ..core.errors import UserError, nearest
+from ..methods.base import Method, Progress, Scheduled
+
+if TYPE_CHECKING:
+    from transformers import Trainer
 
 _KINDS: dict[str, dict[str, float]] = {
     "step": {"every": 20, "factor": 0.1},
@@ -64,27 +67,26 @@ def epoch_schedule(args: Any, optimizer: Any, steps_per_epoch: float) -> Any:
     return LambdaLR(optimizer, factor)
 
 
-class EveryEpochs(TrainerCallback):
-    """
-    Evaluates and saves every so many epochs and after the last one, where the strategies say `epoch`.
+def training_progress(trainer: Trainer) -> Progress:
+    """Where training stands; schedules of coefficients count whole epochs from 0, of `epoch_rows` rows on a stream."""
+    args, state = trainer.args, trainer.state
+    if not is_stream(trainer.train_dataset):
+        epochs = state.num_train_epochs or math.ceil(args.num_train_epochs)
+        return Progress(epoch=state.epoch or 0.0, epochs=epochs)
+    if not args.epoch_rows:
+        return Progress(epoch=0.0, epochs=1.0)
+    batch = trainer.get_total_train_batch_size(args)
+    return Progress(epoch=state.global_step * batch / args.epoch_rows, epochs=args.max_steps * batch / args.epoch_rows)
 
-    Of equally good checkpoints the later one counts, as in the reference code.
 
-    Args:
-        every (`int`): How many epochs.
-    """
-
-    def __init__(self, every: int):
-        self.every = every
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        last = state.epoch >= args.num_train_epochs - 1e-6
-        if round(state.epoch) % self.every and not last:
-            control.should_evaluate = control.should_save = False
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
-        name = args.metric_for_best_model
-        key = name if not name or name.startswith("eval_") else f"eval_{name}"
-        if key and metrics and metrics.get(key) == state.best_metric:
-            # Trainer asks whether the metric is better than the best so far: a hair less lets an equal one pass.
-            state.best_metric = math.nextafter(state.best_metric, -math.inf if args.greater_is_better else math.inf)
+def check_stream(dataset: Any, args: Any, method: Method) -> None:
+    """Refuse what training from a stream cannot do, before anything is trained."""
+    if not is_stream(dataset):
+        return
+    if args.max_steps <= 0:
+        raise UserError("Training from a stream needs train.max_steps, since its length is not known")
+    if isinstance(method, Scheduled) and method.schedule != "constant" and not args.epoch_rows:
+        raise UserError(
+            f"method.schedule: {method.schedule} counts epochs, and a stream has none: set train.epoch_rows (rows "
+            "that count as one), or schedule: constant"
+        )

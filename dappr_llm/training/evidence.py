@@ -1,17 +1,22 @@
-"""Watching evidence while a model trains."""
+"""Evidence while a model trains: where it starts, how it grows, when it goes wrong."""
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..core.backend import Backend
+from ..core.errors import UserError
 from ..core.outputs import Outputs
 from ..methods import Method, Progress
+
+logger = logging.getLogger(__name__)
 
 DEAD = -5.0  # logits below this carry almost no evidence and almost no gradient
 _QUANTILES = {"q10": 0.1, "q50": 0.5, "q90": 0.9}
@@ -123,6 +128,71 @@ class ChanceMonitor:
         )
 
 
+class StepLog:
+    """
+    Per-row values of the training steps between two logs.
+
+    Args:
+        method (`Method`):
+            The method.
+        backend (`Backend`):
+            Says how many options are read and whether there is a head.
+    """
+
+    def __init__(self, method: Method, backend: Backend):
+        self.method, self.backend = method, backend
+        self._tally = Tally()
+        self._chance = ChanceMonitor()
+
+    def __bool__(self) -> bool:
+        return bool(self._tally)
+
+    @torch.no_grad()
+    def add(
+        self,
+        terms: Mapping[str, Tensor],
+        logged: Mapping[str, Tensor],
+        outputs: Outputs,
+        labels: Tensor,
+        num_options: Tensor | None,
+        progress: Progress,
+        weights: Tensor | None = None,
+        common_mode: bool = False,
+    ) -> None:
+        """
+        Add one batch; stays on the device, so that a step waits for nothing.
+
+        Args:
+            terms, logged (`Mapping[str, Tensor]`):
+                Loss terms, and what else the method watches, per row.
+            outputs, labels, num_options:
+                The batch; `num_options` is `None` where every row offers all of them.
+            progress (`Progress`):
+                Where training stands.
+            weights (`Tensor`, *optional*):
+                Loss weights; rows of weight 0 are repeats and are left out.
+            common_mode (`bool`, *optional*, defaults to `False`):
+                Log the share of the gradient that moves all classes alike too.
+        """
+        if num_options is None:
+            num_options = torch.full_like(labels, self.backend.num_choices or 0)
+        values = {**logged, **evidence_stats(self.method, outputs, labels, num_options)}
+        if "ood_rows" in self.method.needs:
+            values = split_stats(values, labels)
+        values |= {f"loss/{key}": value for key, value in terms.items()}
+        if common_mode and not self.backend.has_head:
+            share = common_mode_share(self.method, outputs, labels, progress)
+            values["grad/common_mode"] = share.masked_fill(num_options != self.backend.num_choices, math.nan)
+        self._tally.add(values, None if weights is None else weights > 0)
+
+    def drain_into(self, logs: dict[str, float], world_size: int) -> str | None:
+        """Add the means over all ranks to a log entry and begin anew; returns a warning, once, if evidence fails."""
+        means, rows = self._tally.drain(world_size)
+        chance = means.pop("chance", math.nan)
+        logs.update(means)
+        return self._chance.update(rows, means.get("accuracy", math.nan), chance, means.get("alpha0"))
+
+
 def evidence_stats(method: Method, out: Outputs, labels: Tensor, num_options: Tensor) -> dict[str, Tensor]:
     """Per-row values logged during training: accuracy, chance level, mean logit and its spread, total evidence."""
     prediction = method.predict(out.detach())
@@ -162,6 +232,54 @@ def evidence_summary(table: Any, out: Outputs) -> dict[str, float]:
         best = out.logits[..., : table.alpha.shape[-1]].amax(-1)
         found["evidence/dead"] = (best < DEAD).double().mean().item()
     return found
+
+
+def settle_offset(backend: Backend, method: Method, wanted: float | str | None, probe: Callable[[], Tensor]) -> None:
+    """
+    Fix the evidence offset before training, and log where the answer logits start.
+
+    Args:
+        backend (`Backend`):
+            Whose offset is set.
+        method (`Method`):
+            Methods without evidence need no offset.
+        wanted (`float` or `"auto"`, *optional*):
+            `DAPPrConfig.evidence_offset`.
+        probe (`Callable`):
+            Answer logits of a few training rows, read with the backend's offset.
+    """
+    if wanted is not None and wanted != "auto":
+        backend.evidence_offset = float(wanted)
+    if backend.has_head:  # it reads the model's own logits, if there are any
+        if wanted not in (None, 0.0):
+            raise UserError("train.evidence_offset is for methods that read logits alone; leave it out")
+        return
+    zeros = torch.zeros(1, method.num_outputs(backend.num_choices or 2))
+    if wanted != "auto" and method.predict(Outputs(logits=zeros)).alpha is None:
+        return
+    if wanted == "auto":
+        backend.evidence_offset = 0.0
+    start = probe()
+    if wanted == "auto":
+        backend.evidence_offset = round(1.0 - start.mean().item(), 2)
+        start = start + backend.evidence_offset
+    low, mean, high = start.min().item(), start.mean().item(), start.max().item()
+    logger.info(
+        f"Answer logits start at {mean:.2f} (from {low:.2f} to {high:.2f}), evidence offset "
+        f"{backend.evidence_offset:g}"
+    )
+    if mean < DEAD:
+        logger.warning(
+            f"Answer logits start at {mean:.1f} on average: evidence is dead there and its gradient vanishes; set "
+            "train.evidence_offset: auto"
+        )
+
+
+def split_stats(values: dict[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
+    """What is watched, of labelled rows alone; and the auxiliary rows' total evidence by itself."""
+    known = labels >= 0
+    kept = {key: value.masked_fill(~known, math.nan) for key, value in values.items()}
+    return kept | ({"ood/alpha0": values["alpha0"].masked_fill(known, math.nan)} if "alpha0" in values else {})
 
 
 def common_mode_share(method: Method, out: Outputs, labels: Tensor, progress: Progress) -> Tensor:

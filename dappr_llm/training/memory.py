@@ -1,19 +1,21 @@
-"""The part of `DAPPrTrainer` that decides how a step is computed: compiled or not, with what kept in memory."""
+"""How much memory a training step takes, and whether gradients are checkpointed because of it."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..core.outputs import evaluating
-from ..inference.batching import is_stream
-from .atomic_checkpoints import DurableTrainer
+from ..core.data_checks import is_stream
+from ..core.torch_utils import evaluating, to_device
+
+if TYPE_CHECKING:
+    from .trainer import DAPPrTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -22,77 +24,49 @@ _SPARE = 0.1  # of the memory that is free: fragmentation, kernels' own space
 _STATE_BYTES = 12  # per trained weight: its gradient and two moments in float32
 
 
-class SteppingTrainer(DurableTrainer):
-    """A `Trainer` that compiles what packed batches allow, and checkpoints gradients where memory asks for it."""
+def settle_gradient_checkpointing(trainer: DAPPrTrainer) -> None:
+    """`gradient_checkpointing: auto`: on, on every rank, if a batch of the longest rows would not fit."""
+    args, model = trainer.args, trainer.model
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        # No device holds the model yet, so nothing can be tried; who shards weights is short of memory.
+        args.gradient_checkpointing = True
+        logger.info("Weights are sharded over devices: gradient checkpointing is on (false turns it off)")
+        return
+    free = free_bytes(args.device)
+    if free is None:
+        logger.info("How much memory is free is not known here: gradient checkpointing stays off")
+        return
+    needed = step_bytes(trainer)
+    short = trainer.any_rank(needed > (1 - _SPARE) * free)
+    args.gradient_checkpointing = short and getattr(model, "supports_gradient_checkpointing", True)
+    text = f"A step needs up to {needed / _GIB:.2f} GiB above the loaded model, {free / _GIB:.2f} GiB are free"
+    if short and not args.gradient_checkpointing:
+        logger.warning(
+            f"{text}, and {type(model).__name__} cannot checkpoint gradients: take fewer rows at a time "
+            "(train.per_device_train_batch_size) and more of them per step (train.gradient_accumulation_steps)"
+        )
+    else:
+        logger.info(f"{text}: gradient checkpointing is {'on' if short else 'off'}")
 
-    backend: Any
 
-    # --- compiling ------------------------------------------------------------------------------------------------
+def step_bytes(trainer: DAPPrTrainer) -> int:
+    """What a batch of rows as long as the longest keeps for its backward pass, and what the optimizer adds."""
+    row, times = longest_row(trainer.train_dataset, trainer.args.max_length)
+    model: Any = trainer.model
+    inputs = to_device(trainer.backend.collate([row]), trainer.args.device)
+    with evaluating(model):  # no random numbers are drawn, no running mean moves
+        kept = kept_bytes(model, lambda: trainer.backend.read(model, inputs))
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return round(kept * times * trainer.args.per_device_train_batch_size) + _STATE_BYTES * trained
 
-    @property
-    def _compiles_blocks(self) -> bool:
-        return bool(self.args.torch_compile and getattr(self.backend, "compiles_blocks", False))
 
-    def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
-        """As Trainer's; a model whose blocks we compile ourselves is not compiled once more as a whole."""
-        found = super()._build_accelerator_args(**kwargs)
-        if self._compiles_blocks:
-            from accelerate.utils import TorchDynamoPlugin
-
-            found["dynamo_plugin"] = TorchDynamoPlugin(backend="no")
-        return found
-
-    def compile_blocks(self) -> None:
-        """What `torch_compile: true` does to models that are read in packed batches."""
-        if self._compiles_blocks:
-            mode = {"mode": self.args.torch_compile_mode} if self.args.torch_compile_mode else {}
-            self.backend.compile_blocks(self.model, backend=self.args.torch_compile_backend, **mode)
-
-    # --- memory ---------------------------------------------------------------------------------------------------
-
-    def settle_checkpointing(self) -> None:
-        """`gradient_checkpointing: auto`: on, in all processes, if a batch of the longest rows would not fit."""
-        if not self.args.checkpoint_if_needed:
-            return
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            # No device holds the model yet, so nothing can be tried; who shares weights out is short of memory.
-            self.args.gradient_checkpointing = True
-            logger.info("Weights are shared out over devices: gradient checkpointing is on (false turns it off)")
-            return
-        free = free_bytes(self.args.device)
-        if free is None:
-            logger.info("How much memory is free is not known here: gradient checkpointing stays off")
-            return
-        needed = self._needed_bytes()
-        short = self._any(needed > (1 - _SPARE) * free)
-        self.args.gradient_checkpointing = short and getattr(self.model, "supports_gradient_checkpointing", True)
-        text = f"A step needs up to {needed / _GIB:.2f} GiB above the loaded model, {free / _GIB:.2f} GiB are free"
-        if short and not self.args.gradient_checkpointing:
-            logger.warning(
-                f"{text}, and {type(self.model).__name__} cannot checkpoint gradients: take fewer rows at a time "
-                "(train.per_device_train_batch_size) and more of them per step (train.gradient_accumulation_steps)"
-            )
-        else:
-            logger.info(f"{text}: gradient checkpointing is {'on' if short else 'off'}")
-
-    def _needed_bytes(self) -> int:
-        """What a batch of rows as long as the longest keeps for its backward pass, and what the optimizer adds."""
-        row, times = self._longest_row()
-        inputs = self._prepare_inputs(self.backend.collate([row]))
-        model: Any = self.model
-        with evaluating(model):  # nothing is drawn, no running mean moves
-            kept = kept_bytes(model, lambda: self.backend.read(model, inputs))
-        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        return round(kept * times * self.args.per_device_train_batch_size) + _STATE_BYTES * trained
-
-    def _longest_row(self) -> tuple[Any, float]:
-        """A row, and how many times as long as it the longest may be."""
-        data: Any = self.train_dataset
-        if not is_stream(data):
-            columns = getattr(data, "column_names", None) or ()
-            return data[int(np.argmax(data["length"])) if "length" in columns else 0], 1.0
-        row = next(iter(data))
-        return row, self.args.max_length / len(row["input_ids"]) if "input_ids" in row else 1.0
+def longest_row(dataset: Any, max_length: int) -> tuple[Any, float]:
+    """The longest row of a dataset and 1; of a stream its first row, and how many times as long the longest may be."""
+    if not is_stream(dataset):
+        columns = getattr(dataset, "column_names", None) or ()
+        return dataset[int(np.argmax(dataset["length"])) if "length" in columns else 0], 1.0
+    row = next(iter(dataset))
+    return row, max_length / len(row["input_ids"]) if "input_ids" in row else 1.0
 
 
 def kept_bytes(model: nn.Module, work: Callable[[], Any]) -> int:

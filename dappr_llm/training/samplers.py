@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.utils.data import Sampler
+
+if TYPE_CHECKING:
+    from .config import DAPPrConfig
 
 _POOL = 50  # batches whose rows are sorted together, at most; transformers' own value
 
@@ -64,3 +69,22 @@ class LengthGrouped(Sampler):
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+
+def train_sampler(dataset: Any, args: DAPPrConfig, epoch: Callable[[], float | None]) -> LengthGrouped | None:
+    """The sampler of `train_sampling_strategy: group_by_length`; `None` where Trainer's own serves."""
+    if args.train_sampling_strategy != "group_by_length" or "length" not in getattr(dataset, "column_names", ()):
+        return None
+    batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+    return LengthGrouped(batch, dataset["length"], args.data_seed or args.seed, epoch)
+
+
+def eval_sampler(dataset: Any) -> FixedOrder | None:
+    """
+    Longest rows first: little padding, and a batch that does not fit fails at once. Rows are put back in order later.
+
+    `None` for rows without a length.
+    """
+    if "length" not in getattr(dataset, "column_names", ()):
+        return None
+    return FixedOrder(np.argsort(-np.asarray(dataset["length"]), kind="stable").tolist())

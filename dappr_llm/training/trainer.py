@@ -1,44 +1,57 @@
-"""`DAPPrTrainer`: a `transformers.Trainer` that trains any method. Names no method or dataset."""
+"""`DAPPrTrainer`: a `transformers.Trainer` that trains any method. Names no method, no dataset and no modality."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from transformers import Trainer, TrainerCallback
 
 from ..core import checkpoint
+from ..core.backend import Backend
 from ..core.errors import UserError
-from ..core.files import write_text
-from ..core.outputs import Outputs, option_rows
-from ..inference.batching import is_stream
-from ..methods import Method, Progress, get_method, name_of
-from .auxiliary_rows import MixedRows, check_auxiliary, split_stats
-from .callbacks.interrupt import InterruptCallback
-from .callbacks.method_hooks import HeadCallback, check_arguments
+from ..core.outputs import Gathered
+from ..core.torch_utils import evaluating, option_rows, to_device
+from ..evaluation.prediction_table import PredictionTable
+from ..inference.batching import RowSet
+from ..inference.stochastic_passes import read_passes, seeded
+from ..methods import Method, get_method, name_of
+from .atomic_checkpoints import AtomicCheckpoints
+from .auxiliary_rows import training_rows
+from .callbacks import install_callbacks
 from .config import DAPPrConfig
-from .epoch_schedules import EveryEpochs, epoch_schedule
-from .evidence import DEAD, ChanceMonitor, Tally, common_mode_share, evidence_stats
-from .predicting import PredictingTrainer
-from .samplers import LengthGrouped
+from .epoch_schedules import check_stream, epoch_schedule, training_progress
+from .eval_metrics import build_predictor, eval_metrics
+from .evidence import StepLog, settle_offset
+from .row_losses import last_batch_weights, row_losses
+from .samplers import eval_sampler, train_sampler
+from .saving import push_folder, write_checkpoint
+
+if TYPE_CHECKING:
+    from transformers import EvalPrediction
+
+    from ..inference.hub import Pushed
+    from ..inference.table_predictor import TablePredictor
 
 logger = logging.getLogger(__name__)
 
 _PROBE_ROWS = 64  # training rows read once to know where the logits start
 
 
-class DAPPrTrainer(PredictingTrainer):
+class DAPPrTrainer(AtomicCheckpoints, Trainer):
     """
-    Trains an uncertainty-aware adapter.
+    Trains an uncertainty-aware adapter or classifier.
 
     Args:
         model (`str` or `PreTrainedModel` or `PeftModel`):
-            Hub id, folder or `"smollm2-135m"`, or a loaded causal LM, with or without an adapter.
+            Hub id, folder or `"smollm2-135m"`, or a loaded causal LM, with or without an adapter; or an
+            `ImageClassifier`.
         args (`DAPPrConfig`, *optional*):
             Training arguments.
         train_dataset, eval_dataset (`Dataset` or `list[dict]`, *optional*):
@@ -51,12 +64,14 @@ class DAPPrTrainer(PredictingTrainer):
             For a model given as `str`: load the frozen base in 4 or 8 bits.
         method (`str` or `Method`, *optional*, defaults to `"dappr"`):
             A name of `METHODS`, or a method object with its own hyperparameters.
-        backend (*optional*):
+        backend (`Backend`, *optional*):
             What surrounds the model; built from `model` and `processing_class` when left out.
         auxiliary_dataset (`Dataset` or `list[dict]`, *optional*):
             Rows whose labels do not matter, for methods that learn from auxiliary rows.
         auxiliary_share (`float`, *optional*, defaults to 0.5):
             Their share of an epoch.
+        ood_datasets (`Mapping[str, Dataset]`, *optional*):
+            Out-of-distribution rows by name, watched at each evaluation if `args.monitor_ood_rows` is set.
 
     Example:
 
@@ -68,6 +83,7 @@ class DAPPrTrainer(PredictingTrainer):
 
     # Our loss is a mean over the rows of a micro-batch: Trainer must divide it by the accumulation steps.
     loss_is_scaled_for_ga = False
+    args: DAPPrConfig
 
     def __init__(
         self,
@@ -79,72 +95,63 @@ class DAPPrTrainer(PredictingTrainer):
         peft_config: Any = None,
         quantization_config: Any = None,
         method: str | Method = "dappr",
-        backend: Any = None,
-        callbacks: list[Any] | None = None,
+        backend: Backend | None = None,
+        callbacks: list[TrainerCallback] | None = None,
         auxiliary_dataset: Any = None,
         auxiliary_share: float = 0.5,
+        ood_datasets: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ):
         args = args or DAPPrConfig("dappr_output")
         self.method = get_method(method)
         self.method_name = method if isinstance(method, str) else name_of(method)
         if backend is None:
-            from ..inference.loading import build_backend  # the only place that chooses text or vision
+            from .build import from_objects  # chooses between text and vision
 
-            model, backend = build_backend(
-                model, processing_class, args, self.method, peft_config, quantization_config
-            )
+            model, backend = from_objects(model, processing_class, args, self.method, peft_config, quantization_config)
         self.backend = backend
-        if train_dataset is not None:
-            check_auxiliary(self.method, self.method_name, auxiliary_dataset is not None)
-            check_arguments(self.method, args)
-            self.labelled_rows = self._prepare(train_dataset, "train_dataset")
-            train_dataset = backend.augmented(self.labelled_rows)
-        if auxiliary_dataset is not None:
-            auxiliary = backend.augmented(self._prepare(auxiliary_dataset, "auxiliary_dataset", labelled=False))
-            train_dataset = MixedRows(train_dataset, auxiliary, auxiliary_share, args.data_seed or args.seed)
-        if isinstance(eval_dataset, dict):
-            eval_dataset = {key: self._prepare(rows, key) for key, rows in eval_dataset.items()}
-        elif eval_dataset is not None:
-            eval_dataset = self._prepare(eval_dataset, "eval_dataset")
-        self._tally = Tally()
-        self._chance = ChanceMonitor()
-        self.interrupt = InterruptCallback()
-        self.heads = HeadCallback(self)
+        self.labelled_rows: Any = None  # training rows without auxiliary ones
+        self.fingerprints: list[str] | None = None
+        if train_dataset is not None or auxiliary_dataset is not None:
+            train_dataset = training_rows(self, train_dataset, auxiliary_dataset, auxiliary_share, args)
+        self.step_log = StepLog(self.method, backend)
         super().__init__(
             model=model,
             args=args,
             data_collator=backend.collate,
             train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            processing_class=backend.tokenizer,
+            eval_dataset=None if eval_dataset is None else self._prepare_eval(eval_dataset, "eval_dataset"),
+            processing_class=backend.processing_class,
             compute_metrics=self._metrics,
-            callbacks=[self.interrupt, self.heads, *(callbacks or [])],
+            callbacks=callbacks,
             **kwargs,
         )
         self.label_names = ["labels"]
-        self._take_up(args)
-
-    def _take_up(self, args: DAPPrConfig) -> None:
-        """What arguments of our own ask for once the model is in place."""
-        self.compile_blocks()
+        self.interrupt, self.guard, self.hooks = install_callbacks(self, ood_datasets)
+        if self._compiles_blocks:
+            mode = {"mode": args.torch_compile_mode} if args.torch_compile_mode else {}
+            backend.compile_blocks(self.model, backend=args.torch_compile_backend, **mode)
         if args.trunk_cache:
-            if not hasattr(self.backend, "use_trunk"):
-                raise UserError("train.trunk_cache is for text models; leave it out")
-            self.backend.use_trunk(self.model, args.trunk_cache)
-        if args.eval_every_epochs:
-            self.add_callback(EveryEpochs(args.eval_every_epochs))
+            backend.use_frozen_layers_cache(self.model, args.trunk_cache)
 
-    def _prepare(self, rows: Any, name: str, labelled: bool = True) -> Any:
+    # --- rows -----------------------------------------------------------------------------------------------------
+
+    def prepare(self, rows: Any, name: str, labelled: bool = True) -> Any:
+        """Rows of any accepted layout, prepared and checked."""
         prepared = self.backend.prepare(rows, labelled=labelled, name=name)
         self.backend.check_options(prepared, name)
         return prepared
 
-    # --- training -----------------------------------------------------------------------------------------------
+    def _prepare_eval(self, rows: Any, name: str, labelled: bool = True) -> Any:
+        if isinstance(rows, dict):
+            return {key: self.prepare(part, key, labelled) for key, part in rows.items()}
+        return self.prepare(rows, name, labelled)
+
+    # --- training -------------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """
-        Train, or go on with an interrupted run.
+        Train, or resume an interrupted run.
 
         Args:
             resume_from_checkpoint (`str` or `bool`, *optional*):
@@ -152,68 +159,60 @@ class DAPPrTrainer(PredictingTrainer):
                 fresh start. Defaults to `args.resume_from_checkpoint`.
         """
         wanted = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
-        self.check_stream(self.method)
+        check_stream(self.train_dataset, self.args, self.method)
         resume = self.resume_folder(wanted)
         if resume:
             _, config = checkpoint.load_sidecar(str(resume))
             self.backend.evidence_offset = config["evidence_offset"]
             logger.info(f"Resuming from {resume}")
         else:
-            self._settle_offset()
-        self.settle_checkpointing()
+            settle_offset(self.backend, self.method, self.args.evidence_offset, self._probe)
+        if self.args.checkpoint_if_needed:
+            from .memory import settle_gradient_checkpointing
+
+            settle_gradient_checkpointing(self)
         try:
             return super().train(resume_from_checkpoint=resume or None, **kwargs)
         finally:
             self.interrupt.restore()
 
-    def _settle_offset(self) -> None:
-        """Fix the evidence offset from where the answer logits start, and say where that is."""
-        wanted = self.args.evidence_offset
-        if wanted is not None and wanted != "auto":
-            self.backend.evidence_offset = wanted
-        if self.backend.has_head:  # it reads the model's own logits, if there are any
-            if wanted not in (None, 0.0):
-                raise UserError("train.evidence_offset is for methods that read logits alone; leave it out")
-            return
-        zeros = torch.zeros(1, self.method.num_outputs(self.backend.num_choices))
-        if wanted != "auto" and self.method.predict(Outputs(logits=zeros)).alpha is None:
-            return
-        if wanted == "auto":
-            self.backend.evidence_offset = 0.0
-        start = self._probe()
-        if wanted == "auto":
-            self.backend.evidence_offset = round(1.0 - start.mean().item(), 2)
-        start = start + self.backend.evidence_offset
-        low, mean, high = start.min().item(), start.mean().item(), start.max().item()
-        logger.info(
-            f"Answer logits start at {mean:.2f} (from {low:.2f} to {high:.2f}), evidence offset "
-            f"{self.backend.evidence_offset:g}"
-        )
-        if mean < DEAD:
-            logger.warning(
-                f"Answer logits start at {mean:.1f} on average: evidence is dead there and its gradient vanishes; set "
-                "train.evidence_offset: auto"
-            )
-
     @torch.no_grad()
     def _probe(self) -> Tensor:
         """Answer logits of the first training rows, before the model is wrapped for training."""
-        training = self.model.training
-        self.model.eval()
         rows = list(islice(iter(self.train_dataset), _PROBE_ROWS))
         size = self.args.per_device_eval_batch_size
         chunks = [self.backend.collate(rows[i : i + size]) for i in range(0, len(rows), size)]
-        logits = [self.backend.read(self.model, self._prepare_inputs(chunk)).logits for chunk in chunks]
-        self.model.train(training)
+        with evaluating(self.model):
+            logits = [self.backend.read(self.model, to_device(chunk, self.args.device)).logits for chunk in chunks]
         return torch.cat(logits)[:, : self.backend.num_choices].float().cpu()
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        dataset = self.train_dataset if train_dataset is None else train_dataset
-        grouped = self.args.train_sampling_strategy == "group_by_length"
-        if not grouped or "length" not in getattr(dataset, "column_names", ()):
-            return super()._get_train_sampler(train_dataset)
-        batch = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
-        return LengthGrouped(batch, dataset["length"], self.args.data_seed or self.args.seed, lambda: self.state.epoch)
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        labels = inputs.pop("labels")
+        outputs = self.backend.read(model, inputs)
+        progress = training_progress(self)
+        groups = inputs.get("option_rows") or option_rows([self.backend.num_choices] * len(labels))
+        terms, logged = row_losses(self.method, self.backend.num_choices, outputs, labels, groups, progress)
+        weights = inputs.get("loss_weights")  # of each row, where the last batch was padded with repeats
+        per_row: Any = sum(terms.values())
+        loss = per_row.mean() if weights is None else (per_row * weights).sum()
+        if model.training:
+            self.guard.see(terms, inputs.get("row"))
+            if self.hooks is not None:
+                self.hooks.remember(outputs, labels)
+            first_steps = self.state.global_step < 20
+            self.step_log.add(
+                terms, logged, outputs, labels, inputs.get("num_options"), progress, weights, first_steps
+            )
+        return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs and self.step_log:
+            warning = self.step_log.drain_into(logs, self.args.world_size)
+            if warning and self.is_world_process_zero():
+                logger.warning(warning)
+        super().log(logs, start_time)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         if self.args.epoch_schedule and self.lr_scheduler is None:  # type: ignore[has-type]
@@ -221,112 +220,138 @@ class DAPPrTrainer(PredictingTrainer):
             self.lr_scheduler = epoch_schedule(self.args, optimizer or self.optimizer, steps)
         return super().create_scheduler(num_training_steps, optimizer)
 
-    def progress(self) -> Progress:
-        """Where training stands; schedules count whole epochs from 0."""
-        if is_stream(self.train_dataset):
-            return self.stream_progress()
-        epochs = self.state.num_train_epochs or math.ceil(self.args.num_train_epochs)
-        return Progress(epoch=self.state.epoch or 0.0, epochs=epochs)
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+        """As Trainer's; rows with which accelerate pads the last batch of an epoch get a loss weight of 0."""
+        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        state = self.accelerator.gradient_state
+        if self.args.world_size > 1 and batches and state.end_of_dataloader and state.remainder > 0:
+            ranks = (state.remainder, self.args.world_size, self.args.process_index)
+            batches[-1]["loss_weights"] = last_batch_weights(len(batches[-1]["labels"]), *ranks)
+        return batches, items
 
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Any = None,
-    ) -> Any:
-        labels = inputs.pop("labels")
-        outputs = self.backend.read(model, inputs)
-        progress = self.progress()
-        num_options = inputs.get("num_options")  # None: every row has K options
-        groups = inputs.get("option_rows") or option_rows([self.backend.num_choices] * len(labels))
-        terms, extra = self._loss_terms(outputs, labels, groups, progress)
-        shares = inputs.get("shares")  # each row's part of the loss, where the last batch was filled up with repeats
-        per_row: Any = sum(terms.values())
-        loss = per_row.mean() if shares is None else (per_row * shares).sum()
-        if model.training:
-            self.heads.remember(outputs, labels)
-            self.watch.see(terms, inputs.get("row"), self.row_names)
-            self._record(terms, extra, outputs, labels, num_options, progress, shares)
-        return (loss, outputs) if return_outputs else loss
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        """As Trainer's; then each rank draws its own noise and dropout. The order of rows has a seed of its own."""
+        prepared = super()._prepare_for_training(*args, **kwargs)
+        if self.args.world_size > 1:
+            torch.manual_seed(self.args.seed + self.args.process_index)
+        return prepared
 
-    def _loss_terms(
-        self, outputs: Outputs, labels: Tensor, groups: Mapping[int, Tensor], progress: Progress
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Per-row terms and logged-only values; rows are grouped by option count, so no method needs a mask."""
-        terms: dict[str, Tensor] = {}
-        extra: dict[str, Tensor] = {}
-        for count, rows in groups.items():
-            index = None if len(groups) == 1 else rows.to(labels.device)
-            part = outputs if index is None else outputs.select(index)
-            part = part.narrow(self.backend.num_choices, count)
-            part_labels = labels if index is None else labels[index]
-            found = self.method.loss(part, part_labels, progress)
-            with torch.no_grad():
-                watched = self.method.monitor(part, part_labels, progress)
-            for target, values in ((terms, found), (extra, watched)):
-                for key, value in values.items():
-                    if index is None:
-                        target[key] = value
-                    else:
-                        target[key] = target.get(key, value.new_zeros(len(labels))).index_put((index,), value)
-        return terms, extra
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        return train_sampler(dataset, self.args, lambda: self.state.epoch) or super()._get_train_sampler(train_dataset)
 
-    @torch.no_grad()
-    def _record(
-        self,
-        terms: dict[str, Tensor],
-        extra: dict[str, Tensor],
-        outputs: Outputs,
-        labels: Tensor,
-        num_options: Tensor | None,
-        progress: Progress,
-        shares: Tensor | None = None,
-    ) -> None:
-        """Sum up what the next `log` reports; stays on the device, so a step waits for nothing."""
-        if num_options is None:
-            num_options = torch.full_like(labels, self.backend.num_choices)
-        values = extra | evidence_stats(self.method, outputs, labels, num_options)
-        if "ood_rows" in self.method.needs:
-            values = split_stats(values, labels)
-        values |= {f"loss/{key}": value for key, value in terms.items()}
-        if self.state.global_step < 20 and not self.backend.has_head:
-            share = common_mode_share(self.method, outputs, labels, progress)
-            values["grad/common_mode"] = share.masked_fill(num_options != self.backend.num_choices, math.nan)
-        self._tally.add(values, None if shares is None else shares > 0)
+    @property
+    def _compiles_blocks(self) -> bool:
+        return bool(self.args.torch_compile and self.backend.packs)
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if "loss" in logs and self._tally:
-            means, rows = self._tally.drain(self.args.world_size)
-            chance = means.pop("chance", math.nan)
-            logs.update(means)
-            warning = self._chance.update(rows, means.get("accuracy", math.nan), chance, means.get("alpha0"))
-            if warning and self.is_world_process_zero():
-                logger.warning(warning)
-        super().log(logs, start_time)
+    def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
+        """As Trainer's; a model whose blocks we compile ourselves is not compiled once more as a whole."""
+        found = super()._build_accelerator_args(**kwargs)
+        if self._compiles_blocks:
+            from accelerate.utils import TorchDynamoPlugin
 
-    # --- saving -------------------------------------------------------------------------------------------------
+            found["dynamo_plugin"] = TorchDynamoPlugin(backend="no")
+        return found
+
+    # --- evaluating and predicting --------------------------------------------------------------------------------
+
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As Trainer's; `eval_dataset` may hold raw rows, as `train_dataset` may."""
+        if eval_dataset is not None and not isinstance(eval_dataset, str):
+            eval_dataset = self._prepare_eval(eval_dataset, "eval_dataset")
+        return super().evaluate(eval_dataset, *args, **kwargs)
+
+    def predict(self, test_dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        """As Trainer's, with the raw outputs as predictions; rows may be raw, and without labels."""
+        return super().predict(self.prepare(test_dataset, "test_dataset", labelled=False), *args, **kwargs)
+
+    def prediction_step(
+        self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
+    ) -> tuple[None, Gathered, Tensor]:
+        """Raw outputs and (label, row, option count) of a batch; the method reads them once all are gathered."""
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            found = read_passes(self.backend, model, inputs, self.method.passes)
+        labels = inputs["labels"]
+        options = inputs.get("num_options")
+        options = torch.full_like(labels, self.backend.num_choices or 0) if options is None else options
+        return None, found, torch.stack([labels, inputs["row"], options], dim=-1)
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """As Trainer's, with stochastic passes seeded: by the rank too, so that no two rows share their masks."""
+        if self.method.passes == 1:
+            return super().evaluation_loop(*args, **kwargs)
+        with seeded(self.args.seed + self.args.process_index):
+            return super().evaluation_loop(*args, **kwargs)
+
+    def _get_eval_sampler(self, eval_dataset: Any) -> Any:
+        return eval_sampler(eval_dataset) or super()._get_eval_sampler(eval_dataset)
+
+    def _metrics(self, prediction: EvalPrediction) -> dict[str, float]:
+        return eval_metrics(self.predictor, prediction, training_progress(self).epochs)
+
+    @property
+    def predictor(self) -> TablePredictor:
+        """What predicts with this trainer's model, method and batch sizes."""
+        return build_predictor(self)
+
+    def predict_table(self, dataset: Any, task: str = "", split: str = "", **meta: Any) -> PredictionTable:
+        """Predictions for every row of a dataset; see [`TablePredictor.predict_table`]."""
+        return self.predictor.predict_table(dataset, task, split, **meta)
+
+    def predict_tables(self, sets: Sequence[RowSet]) -> list[PredictionTable]:
+        """Tables of several datasets from one pass; see [`TablePredictor.predict_tables`]."""
+        return self.predictor.predict_tables(sets)
+
+    # --- saving ---------------------------------------------------------------------------------------------------
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model for `load_checkpoint` and PEFT; with `args.push_to_hub` it is uploaded too, in one commit."""
+        super().save_model(output_dir, _internal_call)
+        if self.args.push_to_hub and not _internal_call:
+            self.push_saved(output_dir, "Model save")
 
     def _save(self, output_dir: str | None = None, state_dict: Mapping[str, Tensor] | None = None) -> None:
-        """
-        PEFT's or transformers' own files and our sidecar.
+        write_checkpoint(self, Path(output_dir or self.args.output_dir), state_dict)
 
-        `save_embedding_layers=False`: with LoRA on the output head PEFT would also write the frozen head itself
-        (250 MiB for Mistral-7B). Trainer's pickled `training_args.bin` is written as JSON instead.
-        """
-        folder = Path(output_dir or self.args.output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
-        extra = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
-        model.save_pretrained(folder, state_dict=state_dict, **extra)
-        self.backend.save_processor(folder)
-        write_text(folder / "training_args.json", self.args.to_json_string())
-        config = self.sidecar()
-        checkpoint.save_sidecar(folder, config)
-        checkpoint.save_readme(folder, config, self.backend.hub_base)
-        self.save_fingerprints(folder)
+    # --- the Hub --------------------------------------------------------------------------------------------------
+    # Trainer would write its arguments as a pickle, replace our card by a draft that PEFT then edits, and commit a
+    # folder in several steps. Here every upload is one commit with our card.
 
-    def sidecar(self) -> dict[str, Any]:
-        """Everything needed to read this model's logits again."""
-        method = {"name": self.method_name, "options": self.method.options()}
-        return {"method": method, **self.backend.config()}
+    def init_hf_repo(self, token: str | None = None) -> None:
+        try:
+            super().init_hf_repo(token)
+        except Exception as error:
+            name = self.args.hub_model_id or Path(self.args.output_dir).name
+            raise UserError(f"push_to_hub is set, but {checkpoint.hub_problem(error, name)}") from None
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: the card is rendered from the checkpoint's files when it is pushed."""
+
+    def push_to_hub(self, commit_message: str | None = "End of training", **kwargs: Any) -> Pushed | None:
+        """
+        Save the model and upload it with its card, in one commit.
+
+        Args:
+            commit_message (`str`, *optional*, defaults to `"End of training"`):
+                Message of the commit.
+            kwargs:
+                `token`, `revision`, `tables` and `license` as in `dappr_llm.push`.
+
+        Returns:
+            `Pushed`: Repository, page and commit; `None` on all ranks but the first.
+        """
+        self.save_model(_internal_call=True)
+        return self.push_saved(None, commit_message or "End of training", **kwargs)
+
+    def push_saved(self, folder: str | None = None, message: str = "End of training", **kwargs: Any) -> Pushed | None:
+        """Upload a folder that was saved before (by default `args.output_dir`), without writing the model again."""
+        return push_folder(self, folder, message, kwargs)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if self.args.hub_strategy == "end":
+            return
+        try:
+            self.push_saved(checkpoint_folder, f"Training in progress, step {self.state.global_step}")
+        except UserError as error:  # hours of training are worth more than one upload; the last one must succeed
+            logger.warning(str(error))

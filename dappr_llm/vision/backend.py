@@ -7,16 +7,16 @@ The trained object stays an `ImageClassifier`; this class holds only what surrou
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from ..core.backend import Backend, Batch, Row
 from ..core.errors import UserError
 from ..core.outputs import Outputs
 from ..methods import Method
@@ -25,6 +25,7 @@ from .data.rows import ImageRows, collate_rows
 from .model import ImageClassifier
 from .transforms import ImageTransform
 
+WEIGHTS = "model.safetensors"
 _IMAGE_COLUMNS = ("image", "img", "pixel_values")
 _LABEL_COLUMNS = ("label", "labels", "fine_label")
 
@@ -79,7 +80,7 @@ class PreparedImages:
         self.rows.set_epoch(epoch)
 
 
-class ImageBackend:
+class ImageBackend(Backend):
     """
     Image classification with an `ImageClassifier`.
 
@@ -95,7 +96,8 @@ class ImageBackend:
     """
 
     modality = "vision"
-    tokenizer = None  # Trainer's processing class: images have none
+    ask_help = "Type the path of an image. Ctrl-D ends."
+    num_choices: int  # known from the start
 
     def __init__(
         self,
@@ -107,28 +109,43 @@ class ImageBackend:
         classifier = _classifier(model)
         self.method = method
         self.settings = classifier.config
-        self.num_choices: int = self.settings.num_classes
+        self.num_choices = self.settings.num_classes
         self.class_names = self.settings.class_names
-        self.table_facts = {"class_names": list(self.class_names)}
         self.has_head = classifier.method_head is not None
         self.transform = _transform_of(self.settings)
         self.train_transform = train_transform or self.transform
         self.evidence_offset = 0.0
         self.base_model = base_model
-        self.hub_base = base_model
-        self.max_length = None
         expected = method.num_outputs(self.num_choices)
         found = classifier.classifier.out_features if classifier.classifier is not None else 0
         if expected != found:
             raise UserError(f"The model gives {found} outputs, but {type(method).__name__} reads {expected}")
 
-    @contextmanager
-    def reading(self, width: int) -> Iterator[None]:
-        """Nothing to change: a classifier has the classes it has."""
-        yield
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str,
+        config: Mapping[str, Any],
+        method: Method,
+        base_model: str | None = None,
+        dtype: str = "auto",
+        quantization: Any = None,
+        device: Any = None,
+    ) -> tuple[nn.Module, ImageBackend]:
+        """Model and backend of a trained checkpoint; the arguments are those of `TextBackend.from_pretrained`."""
+        if quantization is not None:
+            raise UserError(f"{folder}: image classifiers are small and are not loaded in 4 or 8 bits")
+        if not (Path(folder) / WEIGHTS).is_file():
+            raise UserError(f"{folder} holds no {WEIGHTS}")
+        model = ImageClassifier.from_pretrained(folder)
+        place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        model = model.to(place, memory_format=torch.channels_last)
+        backend = cls(model, method, base_model=config.get("base_model"))
+        backend.evidence_offset = config.get("evidence_offset", 0.0)
+        return model, backend
 
-    def read(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Outputs:
-        """One forward pass, with whatever the method needs."""
+    def read(self, model: nn.Module, inputs: Batch, width: int | None = None, hidden_states: bool = False) -> Outputs:
+        """One forward pass, with whatever the method needs; a classifier always reads all of its classes."""
         pixels = inputs["pixel_values"]
         wanted = "input_grad" in self.method.needs and model.training and torch.is_grad_enabled()
         if wanted:
@@ -138,10 +155,10 @@ class ImageBackend:
         if logits is not None and self.evidence_offset:
             classes, rest = logits.split([self.num_choices, logits.shape[-1] - self.num_choices], dim=-1)
             logits = torch.cat([classes + self.evidence_offset, rest], dim=-1)
-        features = out.features if "features" in self.method.needs else None
+        features = out.features if hidden_states or "features" in self.method.needs else None
         return Outputs(logits=logits, features=features, inputs=pixels if wanted else None, head=out.head)
 
-    def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    def collate(self, rows: Sequence[Row], pack: bool = True) -> dict[str, Any]:
         """A batch of tensors; rows that were fetched together are stacked already."""
         return dict(collate_rows(rows))  # type: ignore[arg-type]
 
@@ -188,9 +205,6 @@ class ImageBackend:
     def plain(self, prepared: PreparedImages) -> PreparedImages:
         """The same rows without augmentation."""
         return PreparedImages(prepared.rows.with_transform(self.transform), self.num_choices)
-
-    def check_options(self, prepared: PreparedImages, name: str) -> None:
-        """Nothing to settle: the model has its classes, and `prepare` has checked the labels."""
 
     def fingerprints(self, prepared: PreparedImages) -> list[str] | None:
         """A short hash of every image's pixels; `None` where they are not in memory."""
@@ -250,8 +264,6 @@ class ImageBackend:
         """What the classes are called."""
         return list(item.options)
 
-    ask_help = "Type the path of an image. Ctrl-D ends."
-
     def ask_row(self, read: Callable[[str], str]) -> Mapping[str, Any] | None:
         """An image asked for in the terminal."""
         path = read("Image: ").strip()
@@ -259,8 +271,9 @@ class ImageBackend:
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
-    def save_processor(self, folder: Any) -> None:
-        """Nothing: how images are prepared stands in `config.json`."""
+    @property
+    def table_facts(self) -> Mapping[str, Any]:
+        return {"class_names": list(self.class_names)}
 
     def config(self) -> dict[str, Any]:
         """What is needed to read this checkpoint's outputs again."""

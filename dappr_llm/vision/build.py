@@ -66,15 +66,14 @@ def noise(recipe: Recipe, task: ImageTask, seed: int) -> ImageRows:
     return noise_rows(task.channels, recipe.model.image_size or task.resize or task.size, seed)
 
 
-def build(recipe: Recipe, args: DAPPrConfig, method: Method, method_name: str) -> tuple[Any, ...]:
-    """Model, backend, training rows, validation rows and task of an image recipe."""
-    task = build_task(recipe)
-    train, validation = build_data(recipe, task, args.seed)
-    model, backend = build_model(recipe, task, train, method, method_name, args.seed)
-    return model, backend, train, validation, task
-
-
 def build_model(
+    recipe: Recipe, task: ImageTask, train: ImageRows, method: Method, args: DAPPrConfig
+) -> tuple[ImageClassifier, ImageBackend]:
+    """The classifier of a recipe and its backend."""
+    return build_classifier(recipe, task, train, method, recipe.method["name"], args.seed)
+
+
+def build_classifier(
     recipe: Recipe, task: ImageTask, train: ImageRows, method: Method, method_name: str, seed: int
 ) -> tuple[ImageClassifier, ImageBackend]:
     """
@@ -150,21 +149,3 @@ def _start_from(model: ImageClassifier, folder: str) -> None:
     before = ImageClassifierConfig.from_pretrained(folder)
     same = before.method is not None and before.method["name"] == model.config.method["name"]
     model.load_weights(load_file(str(path)), str(path), head=same)
-
-
-def load_checkpoint(folder: str, config: dict[str, Any], method: Method, quantization: Any, device: Any) -> Any:
-    """Model and backend of a trained checkpoint."""
-    import torch
-
-    from .backend import ImageBackend
-    from .model import ImageClassifier
-
-    if quantization is not None:
-        raise UserError(f"{folder}: image classifiers are small and are not loaded in 4 or 8 bits")
-    if not (Path(folder) / WEIGHTS).is_file():
-        raise UserError(f"{folder} holds no {WEIGHTS}")
-    model = ImageClassifier.from_pretrained(folder)
-    model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"), memory_format=torch.channels_last)
-    backend = ImageBackend(model, method, base_model=config.get("base_model"))
-    backend.evidence_offset = config.get("evidence_offset", 0.0)
-    return model, backend

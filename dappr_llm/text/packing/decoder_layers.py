@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from ...core.outputs import without_wrapper
+from ...core.torch_utils import without_wrapper
 
 # Blocks of a layer that work on each token by itself, by parts of the names that models give them.
 _TOKENWISE = ("norm", "ln_", "mlp", "feed_forward", "ffn")
@@ -43,11 +43,11 @@ def keep_differentiable(model: nn.Module) -> None:
 
 def compile_blocks(model: nn.Module, **options: Any) -> int:
     """
-    Compile what works on each token by itself, in place, once for any number of tokens; returns how many blocks.
+    `torch.compile` norms and feed-forward blocks in place, once for any number of tokens; returns how many.
 
-    Compiled whole, a model would be compiled anew for nearly every packed batch, whose attention has as many groups,
-    and its last layer as many positions, as the batch needs. Norms and feed-forward blocks, where there is something
-    to fuse, only ever see a number of tokens.
+    Compiled as a whole, a model would be compiled again for nearly every packed batch, whose attention has as many
+    groups, and its last layer as many positions, as the batch needs. The last layer is left as it is, since hooks
+    choose its positions (`last_layer.py`).
 
     Args:
         model (`nn.Module`):
@@ -58,7 +58,7 @@ def compile_blocks(model: nn.Module, **options: Any) -> int:
     layers = decoder_layers(model)
     blocks = [
         block
-        for layer in layers or ()
+        for layer in list(layers or ())[:-1]
         for name, block in layer.named_children()
         if any(part in name for part in _TOKENWISE)
     ]

@@ -1,26 +1,21 @@
 """
-Hidden states at the frozen boundary, computed once and kept on disk.
+Hidden states below the lowest trained layer, computed once per prompt and kept on disk.
 
 With `lora.layers_to_transform` on the top layers only, what the layers below make of a prompt never changes: not in
 the next epoch, not with another seed, not with another method. Each prompt goes through them once; from then on
-training and prediction start at the boundary. Results equal those without the cache (to rounding) as long as the
-layers below are without dropout, which is so in all common models.
+training and prediction start at the lowest trained layer. Results equal those without the cache (to rounding) as long
+as the layers below have no dropout, as in all common models.
 
-States are appended to files of their own per process and read memory-mapped, under a hash of exactly the weights that
-made them: runs of a sweep share one folder, one after the other or side by side.
+States are kept under a hash of exactly the weights that made them: the runs of a sweep share one folder, one after
+the other or side by side.
 """
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import json
-import os
-import uuid
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,91 +24,53 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import UserError
-from ...core.outputs import evaluating, to_device
-from . import layout as packing
+from ...core.feature_store import FeatureStore, content_key
+from ...core.torch_utils import evaluating, to_device
+from ..forward_call import CURRENT
 from .decoder_layers import decoder_layers, unwrapped
+from .layout import layout
 
-_FLUSH_ROWS = 256
 
-
-class TrunkCache:
+class FrozenLayers:
     """
     The states that enter the lowest trained layer, by prompt.
+
+    The frozen layers' `forward` is wrapped once: in a call that brings states (`ForwardCall.states`) they are skipped.
 
     Args:
         model (`nn.Module`):
             A `PeftModel`, or any causal LM whose lower layers are frozen.
         folder (`str` or `Path`):
             Where states are kept. A prompt takes `tokens * hidden_size` numbers.
+        read (`Callable`):
+            A forward pass of a packed batch that stops below the lowest trained layer (`ForwardCall.stop_below`).
     """
 
-    def __init__(self, model: nn.Module, folder: str | Path):
+    def __init__(self, model: nn.Module, folder: str | Path, read: Callable[[Mapping[str, Any]], Any]):
         self.model = model
         self.layers = _layers(model)
         self.boundary = frozen_boundary(model, self.layers)
-        self._rows: dict[bytes, tuple[np.ndarray, int, int]] = {}
-        self._pending: dict[bytes, Tensor] = {}
         self.computed = 0  # prompts that went through the lower layers in this process
-        self._dtype = next(self.layers[0].parameters()).dtype
-        self.folder = Path(folder) / self._key()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._read = set[Path]()
-        self._load()
-        atexit.register(_flush, weakref.ref(self))
+        self._read = read
+        dtype = next(self.layers[0].parameters()).dtype
+        self.store = FeatureStore(Path(folder) / self._key(), dtype)
+        for number, layer in enumerate(self.layers[: self.boundary]):
+            layer.forward = _skippable(layer.forward, last=number == self.boundary - 1)
+        self.layers[self.boundary].register_forward_pre_hook(_stop, with_kwargs=True)
 
     def _key(self) -> str:
         """A hash of all that the states depend on: configuration, embeddings, lower layers, dtype."""
         base = unwrapped(self.model)
         config = {key: value for key, value in base.config.to_dict().items() if not key.startswith("_")}
         digest = hashlib.blake2b(json.dumps([config, self.boundary], sort_keys=True, default=str).encode())
-        with ThreadPoolExecutor() as pool:  # gigabytes for a large model, and hashing lets other threads run
+        with ThreadPoolExecutor() as pool:  # gigabytes for a large model, and hashing releases the GIL
             for found in pool.map(_weights_hash, (base.get_input_embeddings(), *self.layers[: self.boundary])):
                 digest.update(found)
         return digest.hexdigest()[:32]
 
-    # --- files ----------------------------------------------------------------------------------------------------
-
-    def _load(self) -> None:
-        """Take in what finished files hold; an index is written after its states, so what it names is there."""
-        for index in sorted(self.folder.glob("*.npz")):
-            if index in self._read:
-                continue
-            self._read.add(index)
-            with np.load(index, allow_pickle=False) as found:
-                keys, starts, lengths, width = found["keys"], found["starts"], found["lengths"], int(found["width"])
-            kind = np.uint16 if self._dtype == torch.bfloat16 else np.dtype(str(self._dtype).removeprefix("torch."))
-            states = np.memmap(index.with_suffix(".bin"), dtype=kind, mode="r").reshape(-1, width)
-            for key, start, length in zip(keys, starts.tolist(), lengths.tolist(), strict=True):
-                self._rows[key.tobytes()] = (states, start, length)
-
-    def flush(self) -> None:
-        """Write what was computed since the last time, and read it from there from now on."""
-        if not self._pending:
-            return
-        path = self.folder / f"{os.getpid()}-{uuid.uuid4().hex}"
-        lengths = [len(states) for states in self._pending.values()]
-        with open(path.with_suffix(".bin"), "wb") as handle:
-            for states in self._pending.values():
-                states = states.view(torch.uint16) if states.dtype == torch.bfloat16 else states
-                states.numpy().tofile(handle)
-        scratch = path.with_suffix(".tmp")
-        with open(scratch, "wb") as handle:
-            np.savez(
-                handle,
-                keys=np.stack([np.frombuffer(key, dtype=np.uint8) for key in self._pending]),
-                starts=np.cumsum([0, *lengths[:-1]]),
-                lengths=np.asarray(lengths),
-                width=np.asarray(next(iter(self._pending.values())).shape[1]),
-            )
-        os.replace(scratch, path.with_suffix(".npz"))
-        self._pending.clear()
-        self._load()
-
-    # --- states ---------------------------------------------------------------------------------------------------
-
     def states(self, rows: Sequence[Sequence[int]], plan: Mapping[str, Any]) -> Tensor:
         """
-        What enters the boundary layer for every token of a packed batch, `[1, N, D]`.
+        What enters the lowest trained layer for every token of a packed batch, `[1, N, D]`.
 
         Args:
             rows (`Sequence[Sequence[int]]`):
@@ -121,95 +78,63 @@ class TrunkCache:
             plan (`Mapping`):
                 Their layout.
         """
-        keys = [_row_key(row) for row in rows]
-        missing = {key: row for key, row in zip(keys, rows, strict=True) if key not in self}
+        keys = [content_key(np.asarray(row, dtype=">u4")) for row in rows]
+        missing = {key: row for key, row in zip(keys, rows, strict=True) if key not in self.store}
         if missing:
-            self._load()  # another process may have been here
-            missing = {key: row for key, row in missing.items() if key not in self}
+            self.store.refresh()  # another process may have computed them
+            missing = {key: row for key, row in missing.items() if key not in self.store}
         if missing:
             self._compute(missing)
-        return torch.cat([self._one(keys[row])[start:end] for row, start, end in plan["owners"]]).unsqueeze(0)
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._rows or key in self._pending
-
-    def _one(self, key: bytes) -> Tensor:
-        if key in self._pending:
-            return self._pending[key]
-        states, start, length = self._rows[key]
-        found = torch.from_numpy(np.array(states[start : start + length]))
-        return found.view(torch.bfloat16) if self._dtype == torch.bfloat16 else found
+        return torch.cat([self.store[keys[row]][start:end] for row, start, end in plan["owners"]]).unsqueeze(0)
 
     @torch.no_grad()
     def _compute(self, missing: Mapping[bytes, Sequence[int]]) -> None:
         rows = [list(row) for row in missing.values()]
         device = next(self.layers[0].parameters()).device
-        plan = packing.layout(rows)
+        plan = layout(rows)
         with evaluating(self.layers[: self.boundary]):
-            below = _run_below(self.model, self.layers, self.boundary, to_device(plan, device))
+            below = self._run_below(to_device(plan, device))
         self.computed += len(rows)
-        states = below[0].to("cpu", self._dtype)
+        states = below[0].to("cpu", self.store.dtype)
         keys, path = list(missing), states[:0]
         parts = states.split([end - start for _, start, end in plan["owners"]])
         for (number, start, end), part in zip(plan["owners"], parts, strict=True):
             path = torch.cat([path[:start], part])  # what a row shares with the rows before it, and its own
             if end == len(rows[number]):
-                self._pending[keys[number]] = path
-        if len(self._pending) >= _FLUSH_ROWS:
-            self.flush()
+                self.store.add(keys[number], path)
 
-    @contextmanager
-    def feeding(self, states: Tensor) -> Iterator[None]:
-        """The model starts at the boundary, with these states; whatever it computes of its input is not used."""
-        lower = list(self.layers[: self.boundary])
-        for number, layer in enumerate(lower):
-            self.layers[number] = _StandIn(layer, states if number == self.boundary - 1 else None)
+    def _run_below(self, plan: Mapping[str, Any]) -> Tensor:
         try:
-            yield
-        finally:
-            for number, layer in enumerate(lower):
-                self.layers[number] = layer
-
-
-class _StandIn(nn.Module):
-    """In place of a frozen layer: hands on what it gets, or states that are known already."""
-
-    def __init__(self, layer: nn.Module, states: Tensor | None):
-        super().__init__()
-        object.__setattr__(self, "layer", layer)  # not a submodule: parameters stay where they are
-        object.__setattr__(self, "states", states)
-
-    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return hidden_states if self.states is None else self.states
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(object.__getattribute__(self, "layer"), name)
+            self._read(plan)
+        except _Reached as reached:
+            return reached.states
+        raise UserError("train.trunk_cache: this model's layers are not called one after the other")
 
 
 class _Reached(Exception):
-    """The boundary is reached: nothing above it is needed."""
+    """Raised where the lowest trained layer would begin: nothing above it is needed."""
+
+    def __init__(self, states: Tensor):
+        super().__init__()
+        self.states = states
 
 
-def _run_below(model: nn.Module, layers: nn.ModuleList, boundary: int, plan: Mapping[str, Any]) -> Tensor:
-    from .self_check import read_packed
+def _stop(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    call = CURRENT.get()
+    if call is not None and call.stop_below:
+        raise _Reached(args[0] if args else kwargs["hidden_states"])
 
-    found: list[Tensor] = []
 
-    def stop(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found.append(args[0] if args else kwargs["hidden_states"])
-        raise _Reached
+def _skippable(forward: Callable[..., Any], last: bool) -> Callable[..., Any]:
+    """A frozen layer's forward that, in a call with cached states, hands on its input or (the last one) the states."""
 
-    handle = layers[boundary].register_forward_pre_hook(stop, with_kwargs=True)
-    try:
-        read_packed(model, plan)
-    except _Reached:
-        return found[0]
-    finally:
-        handle.remove()
-    raise UserError("train.trunk_cache: this model's layers are not called one after the other")
+    def skippable(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        call = CURRENT.get()
+        if call is None or call.states is None:
+            return forward(hidden_states, *args, **kwargs)
+        return call.states if last else hidden_states
+
+    return skippable
 
 
 def _layers(model: nn.Module) -> nn.ModuleList:
@@ -220,7 +145,7 @@ def _layers(model: nn.Module) -> nn.ModuleList:
 
 
 def frozen_boundary(model: nn.Module, layers: nn.ModuleList) -> int:
-    """The lowest layer that trains; an error if nothing below it is frozen."""
+    """The index of the lowest layer that trains; an error if nothing below it is frozen."""
     base = unwrapped(model)
     trained = [any(p.requires_grad for p in layer.parameters()) for layer in layers]
     boundary = trained.index(True) if True in trained else len(layers) - 1
@@ -234,19 +159,9 @@ def frozen_boundary(model: nn.Module, layers: nn.ModuleList) -> int:
     return boundary
 
 
-def _flush(cache: weakref.ref[TrunkCache]) -> None:
-    found = cache()
-    if found is not None and found.folder.is_dir():  # nothing is kept for a folder that is gone
-        found.flush()
-
-
 def _weights_hash(part: nn.Module) -> bytes:
     digest = hashlib.blake2b()
     for name, value in part.state_dict().items():
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy())
     return digest.digest()
-
-
-def _row_key(row: Sequence[int]) -> bytes:
-    return hashlib.sha256(np.asarray(row, dtype=">u4").tobytes()).digest()[:16]

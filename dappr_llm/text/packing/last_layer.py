@@ -1,77 +1,92 @@
 """
-Answers are read at one position per row, so of the others the last layer needs keys and values alone.
+Answers are read at one position per row, so of all other positions the last layer needs keys and values only.
 
-Its queries, what follows its attention, and its feed-forward block, together nine tenths of that layer's work, are
-therefore computed for these positions only. They work on each token by itself, so the answers are the same; what
-stands at other positions is not read by anybody.
+Its query and output projections and its feed-forward block, together nine tenths of that layer's work, are computed
+for the read positions alone. These modules work on each token by itself, so the answers stay the same; the states at
+other positions of the last layer are never read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 from torch import Tensor, nn
 
+from ..forward_call import CURRENT
 from .decoder_layers import decoder_layers
 
 _BLOCKS = ("mlp", "self_attn.q_proj", "self_attn.o_proj")  # only the first has to be there
+_HOOKED: WeakSet[nn.Module] = WeakSet()
 
 
-class _OnlyAt(nn.Module):
-    """A token-wise module that is asked at some positions only; zero elsewhere."""
+class LastLayer:
+    """
+    Hooks on the token-wise modules of a causal LM's last layer that keep only the positions of the current call.
 
-    def __init__(self, module: nn.Module, positions: Tensor):
-        super().__init__()
-        object.__setattr__(self, "module", module)  # not a submodule: parameters stay where they are
-        object.__setattr__(self, "positions", positions)
+    Calls without `ForwardCall.positions` are not touched.
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        part = self.module(hidden.index_select(1, self.positions))
-        return part.new_zeros((*hidden.shape[:-1], part.shape[-1])).index_copy(1, self.positions, part)
+    Args:
+        layer (`nn.Module`):
+            The last decoder layer, from [`find_last_layer`].
+    """
+
+    def __init__(self, layer: nn.Module):
+        self.layer = layer
+        self._handles: list[Any] = []
+        if layer in _HOOKED:  # by another backend of the same model
+            return
+        _HOOKED.add(layer)
+        for block in _token_wise(layer):
+            self._handles.append(block.register_forward_pre_hook(self._keep_positions))
+            self._handles.append(block.register_forward_hook(self._put_back))
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        if self._handles:
+            _HOOKED.discard(self.layer)
+
+    def _positions(self, block: nn.Module) -> Tensor | None:
+        call = CURRENT.get()
+        if call is None or call.positions is None:
+            return None
+        # Gradient checkpointing runs the layer once more in the backward pass, outside of the call.
+        if self.layer.training and getattr(self.layer, "gradient_checkpointing", False):
+            return None
+        return None if _drops(block) else call.positions
+
+    def _keep_positions(self, block: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        positions = self._positions(block)
+        return None if positions is None else (args[0].index_select(1, positions), *args[1:])
+
+    def _put_back(self, block: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        positions = self._positions(block)
+        if positions is None:
+            return None
+        call = CURRENT.get()
+        assert call is not None and call.length is not None
+        whole = output.new_zeros((output.shape[0], call.length, output.shape[-1]))
+        return whole.index_copy(1, positions, output)
 
 
-def find_last_layer(model: nn.Module) -> Any:
-    """The last layer of a causal LM, if its feed-forward block is where it can be found."""
+def find_last_layer(model: nn.Module) -> nn.Module | None:
+    """The last layer of a causal LM, if its feed-forward block is called `mlp` as in most models."""
     layers = decoder_layers(model)
     return layers[-1] if layers and isinstance(getattr(layers[-1], _BLOCKS[0], None), nn.Module) else None
 
 
-@contextmanager
-def only_at(layer: Any, positions: Tensor) -> Iterator[None]:
-    """
-    The layer's token-wise blocks compute these positions only.
-
-    Args:
-        layer (`nn.Module`, *optional*):
-            From `find_last_layer`; `None` changes nothing.
-        positions (`Tensor`):
-            Different positions that are read.
-    """
-    # Checkpointing runs the layer again later, when it would be whole again.
-    if layer is None or (layer.training and getattr(layer, "gradient_checkpointing", False)):
-        yield
-        return
-    found = [(owner, name, getattr(owner, name)) for owner, name in _places(layer)]
-    for owner, name, block in found:
-        setattr(owner, name, _OnlyAt(block, positions))
-    try:
-        yield
-    finally:
-        for owner, name, block in found:
-            setattr(owner, name, block)
-
-
-def _places(layer: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+def _token_wise(layer: nn.Module) -> Iterator[nn.Module]:
     for path in _BLOCKS:
-        *above, name = path.split(".")
-        owner = getattr(layer, above[0], None) if above else layer
-        block = getattr(owner, name, None)
-        if isinstance(block, nn.Module) and not _random(block):
-            yield owner, name
+        block: Any = layer
+        for name in path.split("."):
+            block = getattr(block, name, None)
+        if isinstance(block, nn.Module):
+            yield block
 
 
-def _random(block: nn.Module) -> bool:
-    """Blocks with dropout stay whole: with fewer positions all later random numbers would be others."""
+def _drops(block: nn.Module) -> bool:
+    """Whether a block draws dropout masks: with fewer positions every later random number would change."""
     return any(isinstance(part, nn.Dropout) and part.training and part.p > 0 for part in block.modules())

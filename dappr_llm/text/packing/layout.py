@@ -7,22 +7,17 @@ asked with several options, a prompt that occurs twice are there once. Every tok
 a model's work, sees just these tokens. Only attention has to know who belongs to whom: there each row's own tokens
 look at its whole path, and gradients of shared tokens add up by themselves.
 
-Nothing is cached or changed in the model: `layout` makes index tensors on the host, the model gets them as one more
-keyword, and the attention functions registered in transformers (`sdpa` and the flash family) are extended to read it.
-Called without that keyword they are what they were.
+`layout` makes index tensors on the host; the model passes them on to its attention function as one more keyword
+argument, and the functions of `attention.py` read them.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-KEYWORD = "packed"
-_FLASH = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
 # Padding inside attention, in scores per head, that costs about as much as one more group of rows.
 _WASTE = {"cpu": 1 << 13, "cuda": 1 << 20}
 
@@ -150,142 +145,3 @@ def _group(segments: list[_Segment], waste: int) -> list[list[_Segment]]:
         left, longest = left - extra, grown
         groups[-1].append(segment)
     return groups
-
-
-# --- attention ----------------------------------------------------------------------------------------------------
-
-
-def register() -> None:
-    """Extend transformers' attention functions so that they understand a layout; done once, harmless otherwise."""
-    from transformers import AttentionInterface
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    for name in ("sdpa", *_FLASH):
-        function = ALL_ATTENTION_FUNCTIONS.get(name)
-        if function is not None and not hasattr(function, "packs"):
-            AttentionInterface.register(name, _extended(function, _flash if name in _FLASH else _sdpa))
-
-
-def _extended(original: Callable[..., Any], packed_form: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
-        plan = kwargs.pop(KEYWORD, None)
-        if plan is None:
-            return original(module, query, key, value, mask, **kwargs)
-        return packed_form(original, module, query, key, value, plan, **kwargs)
-
-    attention.packs = True  # type: ignore[attr-defined]
-    return attention
-
-
-def _sdpa(
-    original: Callable[..., Any],
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    plan: Mapping[str, Any],
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    position_bias: Tensor | None = None,
-    s_aux: Tensor | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    if softcap is not None or position_bias is not None or s_aux is not None:
-        raise NotImplementedError("soft-capping, position biases and attention sinks are not read from packed rows")
-    q, k, v = (states.transpose(1, 2)[0] for states in (query, key, value))  # [N, heads, D]
-    found = []
-    for group in plan["groups"]:
-        parts = (_rows(q, group["take"]), _rows(k, group["keys"]), _rows(v, group["keys"]))
-        bias = _bias(group, q.dtype, sliding_window)
-        found.append(_attend(*parts, bias, dropout, scaling).flatten(0, 1))
-    joined = found[0] if len(found) == 1 else torch.cat(found)
-    return joined.index_select(0, plan["put"]).unsqueeze(0), None  # [1, N, heads, D]
-
-
-def _rows(states: Tensor, index: Tensor) -> Tensor:
-    return states.index_select(0, index.flatten()).unflatten(0, index.shape)
-
-
-def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor,
-    dropout: float,
-    scaling: float | None,
-    native: bool | None = None,
-) -> Tensor:
-    """`[B, S, heads, D]` of queries that see `[B, L, key heads, D]`."""
-    times = q.shape[2] // k.shape[2]
-    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    options: dict[str, Any] = {"dropout_p": dropout, "scale": scaling}
-    if times == 1 or (q.device.type == "cpu" if native is None else native):
-        out = nn.functional.scaled_dot_product_attention(q, k, v, bias, enable_gqa=times > 1, **options)
-        return out.transpose(1, 2)
-    # GPU kernels take no mask together with shared key heads: queries of one key head become one long row instead.
-    width = q.shape[2]
-    q = q.unflatten(1, (-1, times)).flatten(2, 3)  # [B, key heads, times * S, D]
-    out = nn.functional.scaled_dot_product_attention(q, k, v, bias.repeat(1, 1, times, 1), **options)
-    return out.unflatten(2, (times, width)).flatten(1, 2).transpose(1, 2)
-
-
-def _bias(group: dict[str, Any], dtype: torch.dtype, window: int | None) -> Tensor:
-    """What is added to the scores, `[B, 1, S, L]`; made by the first layer that asks, the same for all others."""
-    key = f"bias {dtype} {window}"
-    if key not in group:
-        seen = group["seen"].unsqueeze(-1)  # [B, S, 1]
-        place = torch.arange(group["keys"].shape[1], device=seen.device)
-        hidden = place > seen
-        if window is not None:
-            hidden = hidden | (place <= seen - window)
-        group[key] = torch.zeros(hidden.shape, dtype=dtype, device=seen.device).masked_fill_(
-            hidden, torch.finfo(dtype).min
-        ).unsqueeze(1)  # fmt: skip
-    return group[key]
-
-
-def _flash(
-    original: Callable[..., Any],
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    plan: dict[str, Any],
-    **kwargs: Any,
-) -> Any:
-    """The flash family reads rows of any length end to end; queries shorter than their keys are the last ones."""
-    if "flash" not in plan:
-        plan["flash"] = _flash_plan(plan["groups"], query.device)
-    flash = plan["flash"]
-    q = query.index_select(2, flash["take"])
-    k, v = (states.index_select(2, flash["keys"]) for states in (key, value))
-    sizes = {name: flash[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")}
-    out, weights = original(module, q, k, v, None, **{**kwargs, **sizes, "position_ids": None, "is_causal": True})
-    return out.index_select(1, flash["put"]), weights
-
-
-def _flash_plan(groups: Sequence[Mapping[str, Any]], device: torch.device) -> dict[str, Any]:
-    lengths = [pair for group in groups for pair in group["lengths"]]
-    take, keys = [], []
-    for group in groups:
-        for row, (new, path) in enumerate(group["lengths"]):
-            take.append(group["take"][row, :new])
-            keys.append(group["keys"][row, :path])
-    order = torch.cat(take)
-
-    def ends(which: int) -> Tensor:
-        counts = torch.tensor([0, *(pair[which] for pair in lengths)], device=device)
-        return counts.cumsum(0).to(torch.int32)
-
-    return {
-        "take": order,
-        "put": torch.argsort(order),
-        "keys": torch.cat(keys),
-        "cu_seq_lens_q": ends(0),
-        "cu_seq_lens_k": ends(1),
-        "max_length_q": max(new for new, _ in lengths),
-        "max_length_k": max(path for _, path in lengths),
-    }

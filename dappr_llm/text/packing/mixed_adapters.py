@@ -8,13 +8,15 @@ cost little more than one. PEFT routes rows to adapters; the readout does the sa
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ...core.outputs import to_device
-from ..model_reader import read_padded
+from ...core.torch_utils import to_device
+
+if TYPE_CHECKING:
+    from ..backend import TextBackend
 
 # Beyond this many tokens batches fill the machine anyway, and packed ones, which members can only read in turn, win.
 _TOKENS = 2048
@@ -40,20 +42,19 @@ def fits(rows: Sequence[Mapping[str, Any]], members: int) -> bool:
 
 @torch.no_grad()
 def read_members(
-    backend: Any, model: nn.Module, rows: Sequence[Mapping[str, Any]], adapters: Sequence[str], width: int
+    backend: TextBackend, model: nn.Module, rows: Sequence[Mapping[str, Any]], adapters: Sequence[str], width: int
 ) -> Tensor:
     """
-    Logits `[M, B, C]` of every adapter for the same rows, from one forward pass; without any evidence offset.
+    Logits `[M, B, C]` of every adapter for the same rows, from one forward pass.
 
     Args:
-        backend ([`TextBackend`]): What reads the model.
+        backend ([`TextBackend`]): What reads the model; its evidence offset is added to all members.
         model (`PeftModel`): The model, in evaluation mode, with all adapters loaded.
         rows (`Sequence[Mapping]`): Prepared rows.
         adapters (`Sequence[str]`): PEFT's names of the members.
-        width (`int`): How many choices each row offers.
+        width (`int`): How many options each row offers.
     """
-    batch = to_device(backend.collate([row for _ in adapters for row in rows]), next(model.parameters()).device)
+    batch = backend.collate([row for _ in adapters for row in rows], pack=False)
     names = [name for name in adapters for _ in rows]
-    with backend.reading(width), backend.readout.mixed(names):
-        logits = read_padded(model, batch, adapter_names=names)
-    return logits.float().unflatten(0, (len(adapters), len(rows))).cpu()
+    found = backend.read(model, to_device(batch, next(model.parameters()).device), width, adapters=names)
+    return found.logits.unflatten(0, (len(adapters), len(rows))).cpu()

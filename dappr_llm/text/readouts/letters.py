@@ -1,5 +1,5 @@
 """
-The answer-choice readout: K numbers per prompt, in float32, from a native causal LM.
+The letter readout: K numbers per prompt, in float32, from a native causal LM.
 
 A forward hook on the output embeddings takes the last hidden state and multiplies it with just the rows of the
 answer letters, LoRA path included. Everything after the head that works element-wise (soft-capping, logit
@@ -10,61 +10,51 @@ parameters runs outside the model's forward, and half-precision logits, whose sp
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..forward_call import CURRENT
 
-class ChoiceReadout:
+
+class LetterReadout:
     """
-    Reads chosen vocabulary rows at the last position.
+    Reads the vocabulary rows that the current [`ForwardCall`] names, instead of the whole vocabulary.
+
+    A forward pass without one (by anybody else) returns the model's own logits.
 
     Args:
         model (`nn.Module`):
             A causal LM, or a `PeftModel` around one.
-        token_ids (`Sequence[int]`):
-            The vocabulary rows to read. May be replaced at any time.
     """
 
-    def __init__(self, model: nn.Module, token_ids: Sequence[int]):
-        self.token_ids = list(token_ids)
-        self._index: tuple[list[int], Tensor] | None = None
-        self._adapters: list[str] | None = None
-        head = model.get_output_embeddings()
+    def __init__(self, model: nn.Module):
+        head = model.get_output_embeddings()  # type: ignore[operator]
         if head is None:
             raise TypeError(f"{type(model).__name__} has no output embeddings: a causal language model is needed")
-        self.num_rows: int = getattr(head, "out_features", None) or head.weight.shape[0]  # the vocabulary's size
-        self._handle = head.register_forward_hook(self._hook)
+        self.vocab_size: int = getattr(head, "out_features", None) or head.weight.shape[0]
+        # Once per head, however many backends are made for one model.
+        installed = any(hook is _read_letters for hook in head._forward_hooks.values())
+        self._handle = None if installed else head.register_forward_hook(_read_letters)
 
     def remove(self) -> None:
-        """Detach from the model, which then returns full-vocabulary logits again."""
-        self._handle.remove()
+        """Remove the hook, if this object installed it."""
+        if self._handle is not None:
+            self._handle.remove()
 
-    @contextmanager
-    def mixed(self, adapters: Sequence[str]) -> Iterator[None]:
-        """Rows of a batch belong to these adapters, one name for each, instead of the active one."""
-        self._adapters = list(adapters)
-        try:
-            yield
-        finally:
-            self._adapters = None
 
-    def _hook(self, head: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        hidden = args[0]
-        ids = self._indices(hidden.device)
-        # Autocast would turn the float32 product back into half precision.
-        with torch.autocast(hidden.device.type, enabled=False):
-            logits = read_rows(head, hidden.float(), ids, self._adapters)
-        return output[..., ids].float() if logits is None else logits
-
-    def _indices(self, device: torch.device) -> Tensor:
-        """The rows as a tensor, copied to the device when they change and not at every step."""
-        if self._index is None or self._index[0] != self.token_ids or self._index[1].device != device:
-            self._index = (list(self.token_ids), torch.tensor(self.token_ids, device=device))
-        return self._index[1]
+def _read_letters(head: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    call = CURRENT.get()
+    if call is None:
+        return output
+    hidden = args[0]
+    call.hidden = hidden
+    # Autocast would turn the float32 product back into half precision.
+    with torch.autocast(hidden.device.type, enabled=False):
+        logits = read_rows(head, hidden.float(), call.token_ids, call.adapters)
+    return output[..., call.token_ids].float() if logits is None else logits
 
 
 def read_rows(head: nn.Module, hidden: Tensor, ids: Tensor, adapters: Sequence[str] | None = None) -> Tensor | None:

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from ...core.errors import UserError
-from ...core.outputs import Outputs, without_wrapper
-from ...inference.passes import seeded
-from ...methods import Method
+from ...core.outputs import Outputs
+from ...core.torch_utils import without_wrapper
+from ...inference.stochastic_passes import seeded
+from ..epoch_schedules import training_progress
+
+if TYPE_CHECKING:
+    from ..trainer import DAPPrTrainer
 
 logger = logging.getLogger(__name__)
-
-_SINGLE_BACKWARD = ("fp16", "bf16", "gradient_checkpointing", "torch_compile")
-
-
-def check_arguments(method: Method, args: Any) -> None:
-    """Refuse training arguments under which a loss cannot be differentiated twice."""
-    if "input_grad" not in method.needs:
-        return
-    for name in _SINGLE_BACKWARD:
-        if getattr(args, name, False):
-            raise UserError(
-                f"{type(method).__name__} differentiates its loss twice, and train.{name} forbids that; leave it out"
-            )
 
 
 def head_of(model: nn.Module) -> nn.Module | None:
@@ -35,42 +25,15 @@ def head_of(model: nn.Module) -> nn.Module | None:
     return getattr(without_wrapper(model), "method_head", None)
 
 
-@torch.no_grad()
-def collect_features(trainer: Any, rows: Any) -> tuple[Tensor, Tensor]:
-    """
-    Features `[N, D]` and labels `[N]` of labelled rows, from all processes, on the CPU.
-
-    Args:
-        trainer (`DAPPrTrainer`):
-            Its model is read in evaluation mode, batch by batch.
-        rows:
-            Prepared rows, without augmentation.
-    """
-    model = trainer.model_wrapped
-    training = model.training
-    model.eval()
-    features, labels = [], []
-    with seeded(trainer.args.seed):  # a loader draws a random number: training must not notice
-        for batch in trainer.get_test_dataloader(rows):
-            batch = trainer._prepare_inputs(batch)
-            found = trainer.backend.read(model, batch).features
-            pair = trainer.accelerator.gather_for_metrics((found, batch["labels"]))
-            features.append(pair[0].float().cpu())
-            labels.append(pair[1].cpu())
-    model.train(training)
-    known = torch.cat(labels)
-    return torch.cat(features)[known >= 0], known[known >= 0]
-
-
-def fit_head(trainer: Any) -> None:
+def fit_head(trainer: DAPPrTrainer) -> None:
     """
     Let the method fit its head to the training rows as they are, without augmentation.
 
     Every process fits, so that bad data fail everywhere alike; then all take over what the first one found.
     """
     head = head_of(trainer.model)
-    rows = trainer.backend.plain(trainer.labelled_rows)
-    features, labels = collect_features(trainer, rows)
+    features, labels = trainer.predictor.hidden_states(trainer.backend.plain(trainer.labelled_rows), "train_dataset")
+    features, labels = features[labels >= 0], labels[labels >= 0]
     logger.info(f"Fitting {type(head).__name__} to the features of {len(labels)} training rows")
     with seeded(trainer.args.seed):
         trainer.method.fit_head(head, features, labels)
@@ -79,7 +42,7 @@ def fit_head(trainer: Any) -> None:
             torch.distributed.broadcast(value, 0)
 
 
-class HeadCallback(TrainerCallback):
+class MethodHooks(TrainerCallback):
     """
     Calls a method's hooks when their time has come.
 
@@ -91,7 +54,7 @@ class HeadCallback(TrainerCallback):
             The trainer; its `method` says what it needs.
     """
 
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: DAPPrTrainer):
         self.trainer = trainer
         self.needs: frozenset[str] = trainer.method.needs
         self._seen: list[tuple[Outputs, Tensor]] = []
@@ -111,7 +74,7 @@ class HeadCallback(TrainerCallback):
         head = head_of(self.trainer.model)
         if head is None:
             return
-        trained = self.trainer.method.trained(head, self.trainer.progress())
+        trained = self.trainer.method.trained(head, training_progress(self.trainer))
         if trained is not None:
             kept = set(map(id, trained))
             for parameter in self.trainer.model.parameters():

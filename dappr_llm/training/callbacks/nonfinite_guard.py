@@ -1,72 +1,95 @@
-"""Rows whose loss is NaN or infinite: which they are, and which terms."""
+"""Losses and gradients that are NaN or infinite: stop and name the rows, or skip the step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import TrainerCallback
+
+from ...core.data_checks import is_stream
+from ...core.errors import UserError
+
+if TYPE_CHECKING:
+    from ..trainer import DAPPrTrainer
+
+logger = logging.getLogger(__name__)
 
 _SHOWN = 5
+_REMEDY = (
+    "Look at those rows, lower train.learning_rate or train.max_grad_norm, or set train.on_nonfinite: skip to "
+    "leave out such steps"
+)
 
 
-class NonFiniteWatch:
+class NonFiniteGuard(TrainerCallback):
     """
-    Remembers, between two optimizer steps, the rows whose loss is not finite and every row that was seen.
+    Looks at every optimizer step for losses and gradients that are not finite; see `DAPPrConfig.on_nonfinite`.
 
-    In each process on its own; `report` brings together what all of them saw.
+    All ranks decide alike: a bad row on one of them stops or skips the step on all.
+
+    Args:
+        trainer (`DAPPrTrainer`):
+            The trainer it is added to.
     """
 
-    remedy = (
-        "Look at those rows, lower train.learning_rate or train.max_grad_norm, or set train.on_nonfinite: skip to "
-        "leave out such steps"
-    )
+    def __init__(self, trainer: DAPPrTrainer):
+        self.trainer = trainer
+        self._seen: list[tuple[dict[str, Tensor], Tensor | None]] = []
 
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Begin with the next step."""
-        self._seen: list[tuple[dict[str, Tensor], Tensor | None, Callable[[Tensor | None], list[str]]]] = []
-
-    def see(
-        self, terms: Mapping[str, Tensor], rows: Tensor | None, names: Callable[[Tensor | None], list[str]]
-    ) -> None:
+    def see(self, terms: Mapping[str, Tensor], rows: Tensor | None) -> None:
         """
-        Keep the terms of one micro-batch until the optimizer step; waits for nothing.
+        Keep the loss terms of one micro-batch until the optimizer step; does not wait for the device.
 
         Args:
             terms (`Mapping[str, Tensor]`):
                 Loss terms, one value per row.
             rows (`Tensor`, *optional*):
                 The rows' numbers in the training set.
-            names (`Callable`):
-                Turns such numbers into ids.
         """
-        self._seen.append(({key: value.detach() for key, value in terms.items()}, rows, names))
+        self._seen.append(({key: value.detach() for key, value in terms.items()}, rows))
 
-    @property
-    def bad(self) -> bool:
-        """Whether a row seen since the last step is not finite: the one look at the device in a step."""
-        looks = [torch.isfinite(value).all() for terms, _, _ in self._seen for value in terms.values()]
-        return bool(looks) and not bool(torch.stack(looks).all())
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._seen = []
+        if args.on_nonfinite == "skip" and self.trainer.is_deepspeed_enabled:
+            raise UserError("on_nonfinite: skip does not work with DeepSpeed, which steps by itself; use stop")
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # A gradient scaler meets infinite gradients regularly, and handles them itself.
+        scaled = getattr(self.trainer.accelerator, "scaler", None) is not None
+        bad = self._bad_losses() or not (scaled or _finite_gradients(self.trainer.model))
+        if self.trainer.any_rank(bad):
+            report = self._report(args.world_size, state.global_step + 1)
+            if args.on_nonfinite == "stop":
+                raise UserError(f"{report}. {_REMEDY}")
+            self.trainer.model.zero_grad(set_to_none=True)  # the optimizer skips parameters without a gradient
+            if state.is_world_process_zero:
+                logger.warning(f"{report}; this step changes no weight")
+        self._seen = []
+
+    def _bad_losses(self) -> bool:
+        """Whether a loss since the last step is not finite: the only wait for the device in a step."""
+        checks = [torch.isfinite(value).all() for terms, _ in self._seen for value in terms.values()]
+        return bool(checks) and not bool(torch.stack(checks).all())
 
     def _found(self) -> list[str]:
         found = []
-        for terms, rows, names in self._seen:
+        for terms, rows in self._seen:
             good = {key: torch.isfinite(value) for key, value in terms.items()}
             places = (~torch.stack(list(good.values())).all(0)).nonzero().squeeze(-1)
             if not len(places):
                 continue
-            ids = names(None if rows is None else rows[places.to(rows.device)])
+            ids = _row_names(self.trainer.train_dataset, None if rows is None else rows[places.to(rows.device)])
             for name, place in zip(ids or [f"#{int(i)} of its batch" for i in places], places.tolist(), strict=True):
                 values = [f"{key} {terms[key][place].item():g}" for key in terms if not bool(good[key][place])]
                 found.append(f"{name} ({', '.join(values)})")
         return found
 
-    def report(self, world_size: int, step: int) -> str:
-        """What was found, over all processes; every one of them must call it."""
+    def _report(self, world_size: int, step: int) -> str:
+        """The bad rows of all ranks; a collective call."""
         found = self._found()
         if world_size > 1:
             parts: list[Any] = [None] * world_size
@@ -76,3 +99,21 @@ class NonFiniteWatch:
             return f"Step {step}: the gradient is not finite although every row's loss is"
         more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         return f"Step {step}: the loss is not finite for rows {', '.join(found[:_SHOWN])}{more}"
+
+
+def _finite_gradients(model: nn.Module) -> bool:
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    if not gradients:
+        return True
+    norm: Any = torch.nn.utils.get_total_norm(gradients)
+    return bool(torch.isfinite(norm.full_tensor() if hasattr(norm, "full_tensor") else norm))
+
+
+def _row_names(dataset: Any, rows: Tensor | None) -> list[str]:
+    """Ids of rows of the training set, given their numbers."""
+    if rows is None or is_stream(dataset):
+        return []
+    ids = getattr(dataset, "ids", None)
+    if ids is not None:  # images: a row itself would have to be decoded
+        return [str(ids[int(row)]) for row in rows]
+    return [str(dataset[int(row)].get("id", int(row))) for row in rows]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
 from ...core.errors import UserError
+
+if TYPE_CHECKING:
+    from ..trainer import DAPPrTrainer
 
 
 class OODMonitor(TrainerCallback):
@@ -25,7 +28,7 @@ class OODMonitor(TrainerCallback):
             How many of each.
     """
 
-    def __init__(self, trainer: Any, sets: Mapping[str, Any], rows: int):
+    def __init__(self, trainer: DAPPrTrainer, sets: Mapping[str, Any], rows: int):
         if rows < 1:
             raise UserError(f"monitor_ood_rows must be at least 1, got {rows}")
         self.trainer = trainer

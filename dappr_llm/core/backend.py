@@ -1,0 +1,222 @@
+"""
+The contract between a model's modality (text, images) and everything that trains, predicts or serves it.
+
+A backend holds what surrounds the model: tokenizer or image transform, labels, how rows become tensors and how a
+forward pass becomes `Outputs`. It never holds results: nothing in a backend, nor in the model, changes during a call,
+so one backend serves any number of threads. How many options to read, and with which offset, travels with each call.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from .errors import UserError
+from .torch_utils import repeat_rows
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from typing_extensions import Self
+
+    from ..methods.base import Method
+    from .outputs import Outputs
+
+Row = Mapping[str, Any]  # one example, as a mapping of columns
+Batch = Mapping[str, Any]  # a collated batch: tensors, and whatever the backend's `read` needs besides
+
+
+class Item(Protocol):
+    """One example to answer: a multiple-choice question, or an image with the classes it may belong to."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def options(self) -> tuple[str, ...]: ...
+
+    @property
+    def label(self) -> int: ...
+
+
+class PreparedRows(Protocol):
+    """Rows as training and prediction read them: an example by number, a column by name."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, key: Any) -> Any: ...
+
+
+class Backend(ABC):
+    """
+    What trainer, predictor, pipeline and commands ask of a modality.
+
+    Attributes:
+        modality (`str`):
+            `"text"` or `"vision"`.
+        method (`Method`):
+            The method whose outputs are read.
+        num_choices (`int`, *optional*):
+            K, the options or classes that are trained; `None` until the first training rows settle it.
+        evidence_offset (`float`):
+            Added to every answer logit; fixed before training starts and stored with the checkpoint.
+        base_model (`str`, *optional*):
+            Name or path of the pretrained weights.
+        max_length (`int`, *optional*):
+            Tokens of a prompt at the most; `None` where inputs have no length.
+        has_head (`bool`):
+            Whether the model runs a head of the method's own inside its forward pass.
+        processing_class:
+            What `transformers.Trainer` calls so: the tokenizer; `None` for images.
+        ask_help (`str`):
+            How `dappr ask` explains what to type.
+    """
+
+    modality: ClassVar[str]
+    ask_help: ClassVar[str]
+    method: Method
+    num_choices: int | None
+    evidence_offset: float
+    base_model: str | None
+    max_length: int | None = None
+    has_head: bool = False
+    processing_class: Any = None
+
+    # --- the model ------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def read(self, model: nn.Module, inputs: Batch, width: int | None = None, hidden_states: bool = False) -> Outputs:
+        """
+        One forward pass.
+
+        Args:
+            model (`nn.Module`):
+                The model, wrapped for training or not.
+            inputs (`Batch`):
+                From `collate`, on the model's device.
+            width (`int`, *optional*):
+                How many options to read; by default the K trained ones.
+            hidden_states (`bool`, *optional*, defaults to `False`):
+                Also return `Outputs.features`, `[B, D]`: the states that the answers are read from.
+        """
+
+    @abstractmethod
+    def collate(self, rows: Sequence[Row], pack: bool = True) -> dict[str, Any]:
+        """A batch of tensors from prepared rows; `pack=False` leaves out the layout of a padding-free batch."""
+
+    def repeated(self, inputs: Batch, times: int) -> dict[str, Any]:
+        """A batch repeated `times` times, for stochastic passes side by side."""
+        return repeat_rows(inputs, times)
+
+    def read_adapters(
+        self, model: nn.Module, rows: Sequence[Row], adapters: Sequence[str], width: int
+    ) -> Tensor | None:
+        """Logits `[M, B, C]` of several adapters from one forward pass; `None` if that does not work or not pay."""
+        return None
+
+    def with_method(self, method: Method, evidence_offset: float) -> Self:
+        """The same backend for another method and offset, as members of an ensemble have them."""
+        other = copy.copy(self)
+        other.method, other.evidence_offset = method, evidence_offset
+        return other
+
+    # --- rows -----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def prepare(self, dataset: Any, labelled: bool = True, name: str = "dataset") -> Any:
+        """
+        Rows of any accepted layout → prepared rows with the columns `id`, `labels` and `num_options`.
+
+        Args:
+            dataset:
+                Raw rows, items, or rows that were prepared before (returned as they are).
+            labelled (`bool`, *optional*, defaults to `True`):
+                Refuse rows without a label.
+            name (`str`, *optional*, defaults to `"dataset"`):
+                What error messages call it.
+        """
+
+    def augmented(self, prepared: Any) -> Any:
+        """Training rows with data augmentation, where there is any."""
+        return prepared
+
+    def plain(self, prepared: Any) -> Any:
+        """The same rows without data augmentation."""
+        return prepared
+
+    def check_options(self, prepared: Any, name: str) -> None:  # noqa: B027 - optional
+        """Settle K from the first rows if it is still open; refuse rows with more options than are trained."""
+
+    @abstractmethod
+    def fingerprints(self, prepared: Any) -> list[str] | None:
+        """A short content hash per row, so that calibration can refuse training rows; `None` if too costly."""
+
+    def row_keys(self, prepared: Any) -> list[bytes] | None:
+        """
+        A key per row, equal for rows with equal inputs, whose order puts rows with a common prefix next to each other.
+
+        `None`: rows are neither deduplicated nor reordered.
+        """
+        return None
+
+    # --- single items ---------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def as_row(self, question: Any, choices: Sequence[Any] | None = None) -> Row | None:
+        """One question or image as a row; `None` for anything that holds several."""
+
+    @abstractmethod
+    def items(self, rows: Sequence[Any], start: int = 0, name: str = "item") -> list[Any]:
+        """Raw rows as parsed items; `start` continues numbering where rows come in several parts."""
+
+    @abstractmethod
+    def encode(self, items: Sequence[Any]) -> list[dict[str, Any]]:
+        """Items → rows for `collate`, each with `num_options` and `length`."""
+
+    @abstractmethod
+    def content_key(self, item: Any) -> str:
+        """A text that is equal for items with equal content, whatever their ids."""
+
+    @abstractmethod
+    def option_names(self, item: Any) -> list[str]:
+        """Names of an item's options: letters, or classes."""
+
+    @abstractmethod
+    def ask_row(self, read: Callable[[str], str]) -> Row | None:
+        """Ask for one item in the terminal; `None` if nothing was typed."""
+
+    # --- checkpoints ----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """What `uncertainty_config.json` says so that this checkpoint's outputs can be read again."""
+
+    def save_processor(self, folder: str | Path) -> None:  # noqa: B027 - optional
+        """Write the tokenizer beside the weights, where there is one."""
+
+    @property
+    def hub_base(self) -> str | None:
+        """The base model's public name, for model cards."""
+        return self.base_model
+
+    @property
+    def table_facts(self) -> Mapping[str, Any]:
+        """More entries for the meta data of prediction tables."""
+        return {}
+
+    # --- speed ----------------------------------------------------------------------------------------------------
+
+    @property
+    def packs(self) -> bool:
+        """Whether batches are computed without padding."""
+        return False
+
+    def compile_blocks(self, model: nn.Module, **options: Any) -> None:
+        """`torch.compile` the parts of the model whose shapes do not change between packed batches."""
+        raise UserError("train.torch_compile: this model is compiled as a whole")
+
+    def use_frozen_layers_cache(self, model: nn.Module, folder: str) -> None:
+        """Keep the hidden states below the lowest trained layer in a folder and start from them."""
+        raise UserError("train.trunk_cache is for text models; leave it out")

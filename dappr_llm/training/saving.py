@@ -1,0 +1,77 @@
+"""What `DAPPrTrainer` writes into a checkpoint folder, and how such a folder goes to the Hub."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..core import checkpoint
+from ..core.data_checks import is_stream
+from ..core.files import write_text
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..inference.hub import Pushed
+    from .trainer import DAPPrTrainer
+
+_PUSH_OPTIONS = ("private", "revision", "token", "tables", "license")
+
+
+def write_checkpoint(trainer: DAPPrTrainer, folder: Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
+    """
+    PEFT's or transformers' own files, the tokenizer, and our sidecar files.
+
+    `save_embedding_layers=False`: with LoRA on the output head PEFT would also write the frozen head itself (250 MiB
+    for Mistral-7B). Trainer's pickled `training_args.bin` is written as JSON instead.
+
+    Args:
+        trainer (`DAPPrTrainer`):
+            Whose model is saved.
+        folder (`Path`):
+            Where to.
+        state_dict (`Mapping`, *optional*):
+            The weights, where they were gathered from several ranks.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    model: Any = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
+    extra = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
+    model.save_pretrained(folder, state_dict=state_dict, **extra)
+    trainer.backend.save_processor(folder)
+    write_text(folder / "training_args.json", trainer.args.to_json_string())
+    method = {"name": trainer.method_name, "options": trainer.method.options()}
+    config = {"method": method, **trainer.backend.config()}
+    checkpoint.save_sidecar(folder, config)
+    checkpoint.save_readme(folder, config, trainer.backend.hub_base)
+    rows = trainer.labelled_rows
+    if trainer.fingerprints is None and rows is not None and not is_stream(rows):  # a stream is read once
+        trainer.fingerprints = trainer.backend.fingerprints(rows)
+    if trainer.fingerprints:
+        checkpoint.save_fingerprints(folder, trainer.fingerprints)
+
+
+def push_folder(trainer: DAPPrTrainer, folder: str | None, message: str, options: Mapping[str, Any]) -> Pushed | None:
+    """
+    Upload a folder that was saved before, in one commit; `None` on all ranks but the first.
+
+    Args:
+        trainer (`DAPPrTrainer`):
+            Its arguments say where to.
+        folder (`str`, *optional*):
+            By default `args.output_dir`.
+        message (`str`):
+            Of the commit.
+        options (`Mapping`):
+            Arguments of `dappr_llm.push` that differ from the trainer's; others, such as Trainer's own, are ignored.
+    """
+    from ..inference import hub
+
+    if not trainer.is_world_process_zero():
+        return None
+    if trainer.hub_model_id is None:
+        trainer.init_hf_repo(options.get("token"))
+    args = trainer.args
+    given = {"private": args.hub_private_repo, "revision": args.hub_revision, "token": args.hub_token}
+    given |= {key: options[key] for key in _PUSH_OPTIONS if key in options}
+    return hub.push(folder or str(args.output_dir), str(trainer.hub_model_id), message=message, **given)

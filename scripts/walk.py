@@ -1,0 +1,105 @@
+"""
+The files of the package that a run enters, in order: what a newcomer has to open to follow it.
+
+    python scripts/walk.py train recipes/quickstart.yaml                 up to the first optimizer step
+    python scripts/walk.py ask runs/quickstart "Which is a fruit?" plum hammer   one call of UncertaintyPipeline
+    python scripts/walk.py evaluate runs/quickstart --id everyday --limit 8      to the end
+
+A file counts as entered when one of its functions is called; importing it does not count. A re-entry is a function
+that is called for the first time in a file that the walk had left before: the reader has to open that file again.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+os.environ["DAPPR_PREDICTION_CACHE"] = "0"
+
+
+class _Reached(BaseException):
+    """The walk is over; not an `Exception`, so that nothing on the way handles it."""
+
+
+class Walk:
+    """Records calls of functions that are defined below `package`."""
+
+    def __init__(self, package: Path):
+        self.package = str(package) + os.sep
+        self.files: dict[str, list[str]] = {}
+        self.again: list[str] = []
+        self._current = ""
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        code = frame.f_code
+        if event != "call" or not code.co_filename.startswith(self.package) or code.co_name == "<module>":
+            return
+        file, function = code.co_filename[len(self.package) :], code.co_qualname
+        if not code.co_flags & 0x2:  # the body of a class, run while its module is imported
+            return
+        seen = self.files.setdefault(file, [])
+        if function not in seen:
+            if seen and file != self._current:
+                self.again.append(f"{file}: {function}")
+            seen.append(function)
+        self._current = file
+
+    def follow(self, work: Callable[[], Any]) -> None:
+        sys.setprofile(self)
+        try:
+            work()
+        except _Reached:
+            pass
+        finally:
+            sys.setprofile(None)
+
+
+def _train(arguments: list[str]) -> Callable[[], Any]:
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    def reached(*_: Any) -> None:
+        raise _Reached
+
+    register_optimizer_step_post_hook(reached)
+    folder = tempfile.mkdtemp()
+    return lambda: _main(["train", *arguments, "--set", "train.disable_tqdm=true", "--output-dir", f"{folder}/run"])
+
+
+def _ask(arguments: list[str]) -> Callable[[], Any]:
+    from dappr_llm import UncertaintyPipeline
+
+    name, question, *choices = arguments
+    return lambda: UncertaintyPipeline.from_pretrained(name)(question, choices=choices or None)
+
+
+def _main(arguments: list[str]) -> Any:
+    try:
+        from dappr_llm.commands.main import main
+    except ImportError:  # before the package had folders
+        from dappr_llm.cli import main  # type: ignore[no-redef]
+
+    return main(arguments)
+
+
+def main() -> None:
+    import dappr_llm
+
+    if len(sys.argv) < 3:
+        raise SystemExit(__doc__)
+    verb, *rest = sys.argv[1:]
+    walk = Walk(Path(dappr_llm.__file__).parent)
+    walk.follow({"train": _train, "ask": _ask}.get(verb, lambda given: lambda: _main([verb, *given]))(rest))
+    for number, (file, functions) in enumerate(walk.files.items(), start=1):
+        print(f"{number:>3}  {file:<44} {len(functions):>3} functions, first {functions[0]}")
+    print(f"{len(walk.files)} files, {len(walk.again)} re-entries")
+    for text in walk.again:
+        print(f"     again {text}")
+
+
+if __name__ == "__main__":
+    main()
