@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from ..core.errors import UserError, nearest
 from ..core.outputs import Outputs, Prediction
 
-NEEDS = frozenset({"features", "input_grad", "ood_rows", "spectral_norm", "fit_before", "fit_after", "after_step"})
+NEEDS = frozenset(
+    {"features", "input_grad", "auxiliary_rows", "spectral_norm", "fit_before", "fit_after", "after_step"}
+)
 SCHEDULES = ("warmup", "linear", "constant")
 
 

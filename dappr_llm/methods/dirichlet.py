@@ -100,13 +100,6 @@ def entropy(alpha: Tensor) -> Tensor:
     return normaliser + slopes
 
 
-def mutual_information(alpha: Tensor) -> Tensor:
-    """Mutual information between the answer and the class probabilities, per row."""
-    alpha0 = alpha.sum(-1, keepdim=True)
-    mean = alpha / alpha0
-    return (mean * (torch.digamma(alpha + 1) - torch.digamma(alpha0 + 1) - mean.log())).sum(-1)
-
-
 def expected_cross_entropy(alpha: Tensor, target: Tensor) -> Tensor:
     """Expected `-log p_y` of a Dirichlet draw per row: `digamma(alpha0) - digamma(alpha_y)`; give float64."""
     return (target * (torch.digamma(alpha.sum(-1, keepdim=True)) - torch.digamma(alpha))).sum(-1)

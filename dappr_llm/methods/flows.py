@@ -52,19 +52,6 @@ class RadialFlows(nn.Module):
             log_det = log_det + (self.dim - 1) * across.clamp_min(_TINY).log() + along.clamp_min(_TINY).log()
         return x, log_det
 
-    def inverse(self, z: Tensor) -> Tensor:
-        """Images `[B, F, L]` → the points they came from; training never needs it, sampling and checks do."""
-        for centre, raw_a, raw_b in zip(self.centres.flip(0), self.raw_a.flip(0), self.raw_b.flip(0), strict=True):
-            a, s = softplus(raw_a), softplus(raw_b)
-            offset = z - centre
-            moved = torch.linalg.vector_norm(offset, dim=-1)
-            # r solves r^2 + (s - moved) r - a moved = 0; the form of its root depends on a sign, against cancellation.
-            half = (moved - s) / 2
-            root = (half.square() + a * moved).sqrt()
-            r = torch.where(half > 0, half + root, a * moved / (root - half).clamp_min(_TINY))
-            z = centre + (r / moved.clamp_min(_TINY)).unsqueeze(-1) * offset
-        return z
-
     def log_prob(self, x: Tensor) -> Tensor:
         """Log-density of points `[B, L]` under each flow, `[B, F]`."""
         z, log_det = self(x)

@@ -7,7 +7,7 @@ https://arxiv.org/abs/1802.10501; with the reverse KL 2019, https://arxiv.org/ab
     kl_pn:  loss = KL(Dir(t) || Dir(alpha)) / precision
     rkl_pn: loss = KL(Dir(alpha) || Dir(t)) / precision      auxiliary rows weigh ood_weight
 
-Needs `ood_rows`: auxiliary rows, with label -1. Scores: aleatoric `1 - max alpha/alpha0`, epistemic `K/alpha0`. Where
+Needs `auxiliary_rows`, unlabelled rows with label -1. Scores: aleatoric `1 - max alpha/alpha0`, epistemic `K/alpha0`. Where
 evidential methods hope that evidence is low far from the data, a prior network is told where it must be. The forward
 KL averages over targets: for classes that a model cannot tell apart it settles at alpha below 1, with less evidence
 than auxiliary rows have. The reverse KL does not, and learns faster.
@@ -63,7 +63,7 @@ class PriorNetwork(Method):
             The reverse KL, registered as `rkl_pn`.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset({"ood_rows"})
+    needs: ClassVar[frozenset[str]] = frozenset({"auxiliary_rows"})
     precision: float = 100.0
     ood_weight: float = 1.0
     reverse: bool = False

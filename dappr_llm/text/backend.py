@@ -31,7 +31,7 @@ from .readouts.letters import ChoiceReadout
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_SERVED = frozenset({"ood_rows"})
+_SERVED = frozenset({"auxiliary_rows"})
 
 
 def check_method(method: Method) -> None:

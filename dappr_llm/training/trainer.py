@@ -287,7 +287,7 @@ class DAPPrTrainer(PredictingTrainer):
         if num_options is None:
             num_options = torch.full_like(labels, self.backend.num_choices)
         values = extra | evidence_stats(self.method, outputs, labels, num_options)
-        if "ood_rows" in self.method.needs:
+        if "auxiliary_rows" in self.method.needs:
             values = split_stats(values, labels)
         values |= {f"loss/{key}": value for key, value in terms.items()}
         if self.state.global_step < 20 and not self.backend.has_head:

@@ -104,10 +104,6 @@ class ImageTransform:
                 raise UserError(f"Unknown key {key!r} in the image transform; {nearest(key, names)}")
         return cls(**values)
 
-    def for_evaluation(self) -> ImageTransform:
-        """The same without augmentation."""
-        return ImageTransform.from_dict({**self.to_dict(), "augment": []})
-
     def __call__(self, image: Image | Tensor) -> Tensor:
         """One Pillow image or uint8 tensor `[C, H, W]`; augmentation draws from torch's generator."""
         import torch

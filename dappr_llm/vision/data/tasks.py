@@ -20,8 +20,8 @@ from .sources import SPECIAL, find_folder, read_file, read_hub, read_local
 from .splits import RULES, Split, aliases, check_labels, divide, divide_test, joined, long_tail, sample
 
 __all__ = [
-    "CORRUPTIONS", "DATA_ROOT", "IMAGE_TASKS", "SEVERITIES", "ImageRows", "ImageTask", "corruption_tasks",
-    "get_image_task", "is_image_task", "load_image_task",
+    "CORRUPTIONS", "DATA_ROOT", "IMAGE_TASKS", "SEVERITIES", "ImageRows", "ImageTask", "get_image_task",
+    "is_image_task", "load_image_task",
 ]  # fmt: skip
 
 DATA_ROOT = "DAPPR_DATA_ROOT"
@@ -38,11 +38,6 @@ _KINDS: dict[str, Any] = {
 _KIND_NAMES: dict[Any, str] = {
     str: "a text", int: "a whole number", (int, float): "a number", Mapping: "a mapping", tuple: "a list",
 }  # fmt: skip
-
-
-def corruption_tasks(severities: tuple[int, ...] = SEVERITIES) -> list[str]:
-    """Names of the CIFAR-10-C sets, `cifar10_c/<corruption>/<severity>`."""
-    return [f"cifar10_c/{corruption}/{severity}" for severity in severities for corruption in CORRUPTIONS]
 
 
 def is_image_task(spec: Any) -> bool:
