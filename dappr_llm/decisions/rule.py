@@ -26,13 +26,13 @@ from ..evaluation import metrics
 from ..evaluation.prediction_table import PredictionTable
 from . import conformal
 from .risk_control import ABSTAIN_ON, abstention_score, fit_abstention
+from .temperature import fit_temperature, scale
 
 FILE = "decision.json"
 FORMAT_VERSION = 1
 MIN_ROWS = 100
 MIN_GROUP = 100  # rows with the same number of options that get a threshold of their own
 _FIT_SHARE = 0.2
-_TEMPERATURES = (0.05, 20.0)
 
 
 @dataclass(frozen=True)
@@ -156,36 +156,6 @@ class Decision:
 def _checksum(content: dict[str, Any]) -> str:
     text = json.dumps({k: v for k, v in content.items() if k != "checksum"}, sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def scale(
-    probs: np.ndarray, alpha: np.ndarray | None, num_options: np.ndarray, temperature: float
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """
-    `p^(1/T)`, normalised over each row's own options; `alpha` becomes `alpha0` times that.
-
-    Probabilities are what labels can speak about; the total evidence is not, so it (and K/alpha0) stays.
-    """
-    own = np.arange(probs.shape[1]) < np.asarray(num_options)[:, None]
-    logs = np.where(own, np.log(np.maximum(np.asarray(probs, dtype=np.float64), 1e-300)) / temperature, -np.inf)
-    weights = np.exp(logs - logs.max(axis=1, keepdims=True))
-    scaled = weights / weights.sum(axis=1, keepdims=True)
-    if alpha is None:
-        return scaled, None
-    alpha0 = np.where(own, np.asarray(alpha, dtype=np.float64), 0.0).sum(axis=1, keepdims=True)
-    # alpha stays positive on own options even where the power underflows.
-    return scaled, np.where(own, np.maximum(alpha0 * scaled, 1e-12), 0.0)
-
-
-def fit_temperature(probs: np.ndarray, num_options: np.ndarray, labels: np.ndarray) -> float:
-    """The temperature of least NLL; convex in 1/T, so a bounded search finds it."""
-    from scipy.optimize import minimize_scalar
-
-    def nll(log_temperature: float) -> float:
-        return metrics.nll(scale(probs, None, num_options, math.exp(log_temperature))[0], labels)
-
-    low, high = map(math.log, _TEMPERATURES)
-    return math.exp(minimize_scalar(nll, bounds=(low, high), method="bounded", options={"xatol": 1e-4}).x)
 
 
 def calibrate(
