@@ -163,18 +163,18 @@ class Method:
 @dataclass(frozen=True, kw_only=True)
 class Scheduled:
     """
-    Mixed into methods that have one coefficient with a schedule.
+    Fields of methods whose loss has one regularisation term with a scheduled coefficient.
 
     Args:
-        reg_weight (`float`):
-            Its full value.
+        reg_weight (`float`, *optional*, defaults to 1.0):
+            Coefficient of the regularisation term once the schedule has reached its end.
         schedule (`str`, *optional*, defaults to `"warmup"`):
             `"warmup"`, `"linear"` or `"constant"`.
         warmup_epochs (`float`, *optional*, defaults to 10):
             Length of the warm-up, in epochs.
     """
 
-    reg_weight: float
+    reg_weight: float = 1.0
     schedule: str = "warmup"
     warmup_epochs: float = 10
 

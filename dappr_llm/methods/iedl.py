@@ -44,15 +44,10 @@ class IEDL(Scheduled, Method):
     Args:
         fisher_weight (`float`, *optional*, defaults to 0.05):
             Weight of the log-determinant (the paper's lambda_1: 0.05 on CIFAR-10, 0.005 on MNIST).
-        reg_weight (`float`, *optional*, defaults to 1.0):
-            Full value of the KL term's coefficient.
-        schedule (`str`, *optional*, defaults to `"warmup"`):
-            `"warmup"`, `"linear"` or `"constant"`.
-        warmup_epochs (`float`, *optional*, defaults to 10):
-            Length of the warm-up, in epochs.
+        reg_weight, schedule, warmup_epochs:
+            Coefficient of the KL term; see [`Scheduled`].
     """
 
-    reg_weight: float = 1.0
     fisher_weight: float = 0.05
 
     def __post_init__(self) -> None:

@@ -13,18 +13,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-from torch.nn.functional import cross_entropy
-
 from ..core.errors import UserError
-from ..core.outputs import Outputs, Prediction, from_log_probs, upcast
-from .base import Method, Progress
+from .cross_entropy import CrossEntropy
 
 
 @dataclass(frozen=True, kw_only=True)
-class MCDropout(Method):
+class MCDropout(CrossEntropy):
     """
-    Cross-entropy whose predictions average several passes with dropout on.
+    Cross-entropy whose predictions average the probabilities of several forward passes with dropout on.
 
     Args:
         passes (`int`, *optional*, defaults to 10):
@@ -37,9 +33,3 @@ class MCDropout(Method):
         super().__post_init__()
         if self.passes < 2:
             raise UserError(f"mc_dropout needs at least 2 passes, got {self.passes}; one pass is the method ce")
-
-    def loss(self, out: Outputs, labels: Tensor, progress: Progress) -> dict[str, Tensor]:
-        return {"fit": cross_entropy(upcast(out.logits), labels, reduction="none")}
-
-    def predict(self, out: Outputs) -> Prediction:
-        return from_log_probs(upcast(out.logits).log_softmax(-1))

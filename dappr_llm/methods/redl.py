@@ -37,15 +37,10 @@ class REDL(Scheduled, Method):
         cross_weight (`float`, *optional*, defaults to 1.0):
             Weight of the other classes' evidence in the projected probability (the paper's lambda_1). Used in the loss
             alone: predictions are `alpha/alpha0`, which it equals at 1.
-        reg_weight (`float`, *optional*, defaults to 1.0):
-            Full value of the KL term's coefficient.
-        schedule (`str`, *optional*, defaults to `"warmup"`):
-            `"warmup"`, `"linear"` or `"constant"`.
-        warmup_epochs (`float`, *optional*, defaults to 10):
-            Length of the warm-up, in epochs.
+        reg_weight, schedule, warmup_epochs:
+            Coefficient of the KL term; see [`Scheduled`].
     """
 
-    reg_weight: float = 1.0
     prior: float = 0.1
     cross_weight: float = 1.0
 
