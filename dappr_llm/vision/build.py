@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,20 @@ def build_task(recipe: Recipe) -> ImageTask:
 
 
 def build_data(recipe: Recipe, task: ImageTask, seed: int) -> tuple[ImageRows, ImageRows | None]:
-    """Training and validation rows; the seed decides who validates."""
+    """
+    Training and validation rows of an image recipe; unreadable images are an error before training starts.
+
+    Args:
+        recipe (`Recipe`):
+            Its `data` section is read.
+        task (`ImageTask`):
+            The training task, from [`build_task`].
+        seed (`int`):
+            Seed of the validation split, where the task has none of its own.
+
+    Returns:
+        Training rows, and validation rows or `None`.
+    """
     from .data.tasks import load_image_task
 
     data = recipe.data
@@ -49,6 +63,10 @@ def build_data(recipe: Recipe, task: ImageTask, seed: int) -> tuple[ImageRows, I
     validation = None
     if data.validation_split is not None:
         validation = load_image_task(task, data.validation_split, data.root, data.max_validation_samples, seed=seed)
+    if os.environ.get("RANK", "0") == "0":  # the other ranks read the same files
+        for rows in (train, validation):
+            if rows is not None:
+                rows.verify()
     return train, validation
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,6 +86,17 @@ class FileImages:
         """These files and others."""
         return FileImages(self.paths + others.paths)
 
+    def fingerprint(self) -> str:
+        """SHA-256 of the paths, sizes and modification times: changes whenever a file is added or written again."""
+        digest = hashlib.sha256()
+        for path in self.paths:
+            try:
+                facts = os.stat(path)
+                digest.update(f"{os.path.abspath(path)} {facts.st_size} {facts.st_mtime_ns}\n".encode())
+            except OSError:
+                digest.update(f"{os.path.abspath(path)} missing\n".encode())
+        return digest.hexdigest()
+
     def load(self, i: int) -> Image:
         """Image `i`, grey or RGB."""
         return decode(Path(self.paths[i]), self.place(i))
@@ -130,6 +143,12 @@ class HubImages:
         both = datasets.concatenate_datasets([self.dataset, others.dataset])
         index = np.concatenate([self.index, others.index + len(self.dataset)])
         return HubImages(both, self.column, self.name, index)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the dataset's own fingerprint, the column and the selected rows."""
+        digest = hashlib.sha256(f"{self.dataset._fingerprint} {self.column}\n".encode())
+        digest.update(np.asarray(self.index, dtype=np.int64).tobytes())
+        return digest.hexdigest()
 
     def load(self, i: int) -> Image:
         """Image `i`, grey or RGB."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...core.errors import UserError
-from .images import ArrayImages, Images
+from ...core.files import cache_dir, write_text
+from .images import ArrayImages, FileImages, HubImages, Images
 from .seeded_random import draws
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 UNKNOWN = -1
+_BAR_FROM = 500  # images from which verification shows a progress bar; also how many it decodes between two updates
 
 
 class RowBatch(Sequence):
@@ -197,23 +200,27 @@ class ImageRows:
 
     def verify(self, most: int = 10) -> None:
         """
-        Decode every image once; unreadable ones are an error that names them.
+        Decode every image once and raise a `UserError` that names the unreadable ones.
+
+        Decoding runs in threads. A set without unreadable images is remembered in the cache folder by its fingerprint
+        (files: paths, sizes, modification times), so that only the first training on it pays. Arrays in memory are
+        decoded already and return at once.
 
         Args:
-            most (`int`, *optional*, defaults to 10): How many to name before giving up.
+            most (`int`, *optional*, defaults to 10):
+                How many unreadable images to collect before giving up.
         """
         if isinstance(self.images, ArrayImages):
             return
-        bad: list[str] = []
-        for i in range(len(self)):
-            try:
-                self.load(i)
-            except UserError as error:
-                bad.append(str(error))
-                if len(bad) == most:
-                    break
+        marker = cache_dir() / "verified_images" / self.images.fingerprint()
+        if marker.is_file():
+            return
+        bad = _unreadable(self.images, most, f"Verifying {self.name}")
         if bad:
-            raise UserError(f"{self.name}: {len(bad)} or more unreadable images:\n" + "\n".join(bad))
+            count = f"at least {most}" if len(bad) == most else str(len(bad))
+            raise UserError(f"{self.name}: {count} unreadable image{'s' * (len(bad) > 1)}:\n" + "\n".join(bad))
+        with contextlib.suppress(UserError):  # a read-only cache folder: verify again next time
+            write_text(marker, f"{self.name}: {len(self)} images\n")
 
 
 class _Named:
@@ -266,3 +273,30 @@ def _stacked(pixels: list[Any]) -> Any:
     import torch
 
     return torch.stack(pixels) if len({tuple(p.shape) for p in pixels}) == 1 else pixels
+
+
+def _unreadable(images: FileImages | HubImages, most: int, title: str) -> list[str]:
+    """Error messages of the first `most` images that cannot be decoded, in the order of the images."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from tqdm.auto import tqdm
+
+    def problem(i: int) -> str | None:
+        try:
+            images.load(i)
+        except UserError as error:
+            return str(error)
+        return None
+
+    bad: list[str] = []
+    count = len(images)
+    hidden = None if count > _BAR_FROM else True  # None: shown in terminals only
+    # Threads and not processes, since Pillow releases the GIL while it decodes.
+    with ThreadPoolExecutor() as pool, tqdm(total=count, desc=title, disable=hidden) as bar:
+        for start in range(0, count, _BAR_FROM):  # not all at once: a million futures would fill the memory
+            found = list(pool.map(problem, range(start, min(start + _BAR_FROM, count))))
+            bad += [message for message in found if message is not None]
+            bar.update(len(found))
+            if len(bad) >= most:
+                break
+    return bad[:most]
