@@ -1,4 +1,4 @@
-"""Temperature scaling of probabilities over a varying number of options (Guo et al. 2017, https://arxiv.org/abs/1706.04599)."""
+"""Temperature scaling (Guo et al. 2017, https://arxiv.org/abs/1706.04599) with a number of options per row."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def scale(
     if alpha is None:
         return scaled, None
     alpha0 = np.where(own, np.asarray(alpha, dtype=np.float64), 0.0).sum(axis=1, keepdims=True)
-    # alpha stays positive on own options even where the power underflows.
+    # alpha must stay positive for the row's options, even where the power underflows.
     return scaled, np.where(own, np.maximum(alpha0 * scaled, 1e-12), 0.0)
 
 

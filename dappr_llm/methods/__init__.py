@@ -1,4 +1,4 @@
-"""All methods by name: one line each."""
+"""The registry of methods: name in a recipe → class, and how to build one from its name."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ METHODS: dict[str, Callable[..., Method]] = {
 
 def get_method(name: str | Method, **options: Any) -> Method:
     """
-    Build a method by its name.
+    Build a method from its name and hyperparameters.
 
     Args:
         name (`str` or `Method`):
-            A key of `METHODS`; a method object is returned as it is.
+            A key of `METHODS`; a `Method` object is returned unchanged.
         options:
-            Its hyperparameters.
+            Hyperparameters: fields of the method's dataclass.
     """
     if isinstance(name, Method):
         return name
@@ -67,12 +67,12 @@ def get_method(name: str | Method, **options: Any) -> Method:
 
 
 def served_by(needs: frozenset[str]) -> list[str]:
-    """Names of the methods that a model meeting these needs can train."""
+    """Names of the methods whose `needs` are all in `needs`, hence those that a backend offering these can train."""
     return [name for name, build in METHODS.items() if build().needs <= needs]
 
 
 def name_of(method: Method) -> str:
-    """The registry name under which a method object can be built again; of several, the most specific."""
+    """The registry name that builds this method; of several (`edl`, `edl_spurious`), that with most fixed fields."""
     found: dict[str, int] = {}
     for name, build in METHODS.items():
         fixed = getattr(build, "keywords", {})

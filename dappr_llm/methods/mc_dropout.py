@@ -5,8 +5,8 @@ MC dropout (Gal and Ghahramani 2016, https://arxiv.org/abs/1506.02142).
     p     = mean over M passes of softmax(z^m), dropout left on in each of them
 
 Needs a model with dropout (text: `lora_dropout` above 0). Scores: aleatoric `1 - max p`, epistemic the mutual
-information `H(p) - mean_m H(p^m)`. Trains exactly like cross-entropy; only prediction differs, and costs M passes.
-Probabilities are averaged, not logits. A deep ensemble reads its members in the same way.
+information `H(p) - mean_m H(p^m)`. Training is the same as cross-entropy; prediction takes M forward passes, whose
+probabilities (not logits) are averaged. Members of a deep ensemble are averaged in the same way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class MCDropout(CrossEntropy):
 
     Args:
         passes (`int`, *optional*, defaults to 10):
-            Forward passes at prediction time.
+            Stochastic forward passes M at prediction time.
     """
 
     passes: int = 10

@@ -1,4 +1,4 @@
-"""Rows of any accepted layout → tokenised rows."""
+"""Tokenising map-style datasets of any accepted column layout."""
 
 from __future__ import annotations
 
@@ -21,19 +21,22 @@ _ITEM = {"id", "question", "options", "label"}
 
 def prepare_rows(dataset: Any, num_choices: int | None, labelled: bool, name: str, **how: Any) -> Dataset:
     """
-    What `TextBackend.prepare` does with rows that are there, as opposed to a stream.
+    Parse and tokenise a dataset; the part of `TextBackend.prepare` for map-style datasets (streams: `prepare_stream`).
 
     Args:
-        dataset (`Dataset` or `list[dict]`):
-            The rows.
+        dataset (`Dataset`, `ItemRows` or `list[dict]`):
+            Raw rows, parsed items, or tokenised rows (with `input_ids`), which only get their missing columns.
         num_choices (`int`, *optional*):
-            K, where it is settled.
+            K, the number of trained options, if it is known yet.
         labelled (`bool`):
-            Refuse rows without an answer.
+            Raise a `UserError` for rows without a label.
         name (`str`):
-            How error messages call them.
+            Name of the dataset in error messages.
         how:
-            Tokenizer, prompt and `max_length`, as `tokenize_items` takes them.
+            `tokenizer`, `prompt` and `max_length`, see `tokenize_items`.
+
+    Returns:
+        `Dataset` with the columns `input_ids`, `labels`, `num_options`, `length`, `id` and `row`.
     """
     from datasets import Dataset, disable_progress_bars, enable_progress_bars
     from datasets.utils.logging import is_progress_bar_enabled
@@ -48,7 +51,7 @@ def prepare_rows(dataset: Any, num_choices: int | None, labelled: bool, name: st
         raise UserError(f"{name} has no rows")
     if not set(dataset.column_names) >= _ITEM:
         dataset = _parse_rows(dataset, labelled, name)
-    # A bar for less than a second's work is noise.
+    # No progress bar for what takes less than a second.
     quiet = len(dataset) < 20_000 and is_progress_bar_enabled()
     if quiet:
         disable_progress_bars()
