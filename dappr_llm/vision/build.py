@@ -1,4 +1,4 @@
-"""Recipe or checkpoint → image model, backend and rows; `run.py` decides when."""
+"""Building model, backend and datasets of an image recipe, and loading an image checkpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WEIGHTS = "model.safetensors"
 
 
 def is_image_recipe(recipe: Recipe) -> bool:
-    """Whether a recipe trains on images; one that names only half of what that takes is refused."""
+    """Whether a recipe trains an image classifier (`model.backbone`); a `UserError` for an image task without one."""
     from .data.tasks import is_image_task
 
     if recipe.model.backbone is None and is_image_task(recipe.data.train):
@@ -32,7 +32,7 @@ def is_image_recipe(recipe: Recipe) -> bool:
 
 
 def build_task(recipe: Recipe) -> ImageTask:
-    """The training task, with the recipe's own share of validation rows."""
+    """The training task of a recipe, with its `data.validation_fraction`."""
     from .data.tasks import get_image_task
 
     task = get_image_task(recipe.data.train)
@@ -71,21 +71,21 @@ def build_data(recipe: Recipe, task: ImageTask, seed: int) -> tuple[ImageRows, I
 
 
 def is_noise(auxiliary: Any) -> bool:
-    """Whether `data.auxiliary` asks for noise instead of a task's rows."""
+    """Whether `data.auxiliary` is `"noise"` and not a task."""
     from .data.noise import NOISE
 
     return auxiliary == NOISE
 
 
 def noise(recipe: Recipe, task: ImageTask, seed: int) -> ImageRows:
-    """Images of noise in the training images' shape."""
+    """Auxiliary rows of noise images, in the shape of the training images."""
     from .data.noise import noise_rows
 
     return noise_rows(task.channels, recipe.model.image_size or task.resize or task.size, seed)
 
 
 def build(recipe: Recipe, args: DAPPrConfig, method: Method, method_name: str) -> tuple[Any, ...]:
-    """Model, backend, training rows, validation rows and task of an image recipe."""
+    """Model, backend, training rows, validation rows (or `None`) and task of an image recipe."""
     task = build_task(recipe)
     train, validation = build_data(recipe, task, args.seed)
     model, backend = build_model(recipe, task, train, method, method_name, args.seed)
@@ -96,17 +96,21 @@ def build_model(
     recipe: Recipe, task: ImageTask, train: ImageRows, method: Method, method_name: str, seed: int
 ) -> tuple[ImageClassifier, ImageBackend]:
     """
-    The classifier of a recipe and what surrounds it.
+    The classifier and backend of an image recipe.
 
     Args:
         recipe (`Recipe`):
-            Its `model`, `lora` and `data.augment` are read.
-        task, train:
-            The task and its training rows, which say how many classes there are and what images look like.
-        method, method_name:
-            The method, which decides on outputs and head.
+            Its `model`, `lora` and `data.augment` sections are used.
+        task (`ImageTask`):
+            The training task, for channels and image size.
+        train (`ImageRows`):
+            Training rows, for the classes and their counts.
+        method (`Method`):
+            The method, for the number of outputs and the head.
+        method_name (`str`):
+            Its name in the registry.
         seed (`int`):
-            Where random weights start.
+            Seed of the initial weights.
     """
     import torch
     from transformers import set_seed
@@ -157,7 +161,7 @@ def _lora(recipe: Recipe) -> dict[str, Any] | None:
 
 
 def _start_from(model: ImageClassifier, folder: str) -> None:
-    """Weights of a checkpoint; a head only where the same method left it."""
+    """Load the weights of a checkpoint folder; the method's head only if it was trained with the same method."""
     from safetensors.torch import load_file
 
     from .model import ImageClassifierConfig
@@ -171,7 +175,21 @@ def _start_from(model: ImageClassifier, folder: str) -> None:
 
 
 def load_checkpoint(folder: str, config: dict[str, Any], method: Method, quantization: Any, device: Any) -> Any:
-    """Model and backend of a trained checkpoint."""
+    """
+    Model and backend of a trained checkpoint.
+
+    Args:
+        folder (`str`):
+            The checkpoint.
+        config (`dict`):
+            Content of its `uncertainty_config.json`.
+        method (`Method`):
+            The method it was trained with.
+        quantization:
+            Must be `None`: image classifiers are not quantised.
+        device (`str` or `torch.device`, *optional*):
+            By default the GPU if there is one.
+    """
     import torch
 
     from .backend import ImageBackend

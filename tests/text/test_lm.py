@@ -11,8 +11,7 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from dappr_llm import DAPPrConfig, DAPPrTrainer, UserError, load_checkpoint
 from dappr_llm.methods.dappr import DAPPr
-from dappr_llm.text import bundled_model
-from dappr_llm.text import lm
+from dappr_llm.text import bundled_model, lm
 
 
 def test_dtype_auto_is_float32_without_a_device_for_bfloat16():
