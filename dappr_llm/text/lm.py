@@ -14,8 +14,8 @@ from ..core.errors import UserError, nearest
 from . import bundled_model
 
 if TYPE_CHECKING:
-    from peft import LoraConfig, PeftModel
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from peft import LoraConfig, PeftConfig, PeftModel
+    from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
 def best_dtype() -> torch.dtype:
@@ -49,7 +49,7 @@ def model_path(name: str) -> str:
     return str(bundled_model.load_path()) if name == bundled_model.NAME else name
 
 
-def quantization_config(options: Mapping[str, Any] | Any | None) -> Any:
+def quantization_config(options: Mapping[str, Any] | BitsAndBytesConfig | None) -> BitsAndBytesConfig | None:
     """A `BitsAndBytesConfig` from the recipe's `model.quantization`; anything but a mapping is returned unchanged."""
     if options is None or not isinstance(options, Mapping):
         return options
@@ -92,7 +92,10 @@ def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizer
 
 
 def load_lm(
-    name: str, dtype: str | torch.dtype | None = "auto", quantization: Any = None, **kwargs: Any
+    name: str,
+    dtype: str | torch.dtype | None = "auto",
+    quantization: Mapping[str, Any] | BitsAndBytesConfig | None = None,
+    **kwargs: Any,
 ) -> PreTrainedModel:
     """
     Load a causal LM from the Hub, a folder, or the bundled model.
@@ -207,7 +210,7 @@ def load_adapter(
     return peft_model
 
 
-def _continued_config(adapter: str, lora: Mapping[str, Any]) -> Any:
+def _continued_config(adapter: str, lora: Mapping[str, Any]) -> PeftConfig:
     from peft import PeftConfig
 
     config = PeftConfig.from_pretrained(adapter)

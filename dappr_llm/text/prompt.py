@@ -138,7 +138,7 @@ def tokenize_items(
 
 
 def _shorten(
-    item_id: str, question: str, options: Sequence[str], tokenizer: Any, prompt: Prompt, limit: int
+    item_id: str, question: str, options: Sequence[str], tokenizer: PreTrainedTokenizerBase, prompt: Prompt, limit: int
 ) -> list[int]:
     """Token ids of the prompt with as many of the question's last words as fit into `limit` tokens (bisection)."""
     words = question.split(" ")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,9 +21,13 @@ from ..core.errors import UserError
 from ..core.outputs import Outputs
 from ..methods import Method
 from .data.images import ArrayImages, HubImages, as_grey_or_rgb, decode
-from .data.rows import ImageRows, collate_rows
-from .model import ImageClassifier
+from .data.rows import ImageRows, RowBatch, collate_rows
+from .model import ImageClassifier, ImageClassifierConfig
 from .transforms import ImageTransform
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from PIL.Image import Image
 
 _IMAGE_COLUMNS = ("image", "img", "pixel_values")
 _LABEL_COLUMNS = ("label", "labels", "fine_label")
@@ -48,7 +52,7 @@ class ImageItem:
     """
 
     id: str
-    image: Any
+    image: Image
     options: tuple[str, ...]
     label: int = -1
     question: str = ""
@@ -85,7 +89,7 @@ class PreparedImages:
             raise KeyError(key)
         return self.rows[key]
 
-    def __getitems__(self, indices: Sequence[int]) -> Any:
+    def __getitems__(self, indices: Sequence[int]) -> RowBatch:
         return self.rows.__getitems__(indices)
 
     def set_epoch(self, epoch: int) -> None:
@@ -161,7 +165,12 @@ class ImageBackend:
 
     # --- rows -----------------------------------------------------------------------------------------------------
 
-    def prepare(self, dataset: Any, labelled: bool = True, name: str = "dataset") -> PreparedImages:
+    def prepare(
+        self,
+        dataset: PreparedImages | ImageRows | Dataset | list[dict[str, Any]],
+        labelled: bool = True,
+        name: str = "dataset",
+    ) -> PreparedImages:
         """
         Check the labels of a dataset and attach the evaluation transform.
 
@@ -274,7 +283,7 @@ class ImageBackend:
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
-    def save_processor(self, folder: Any) -> None:
+    def save_processor(self, folder: str | Path) -> None:
         """No-op: the transform is saved in `config.json`."""
 
     def config(self) -> dict[str, Any]:
@@ -290,19 +299,19 @@ class ImageBackend:
         }
 
 
-def _classifier(model: Any) -> ImageClassifier:
+def _classifier(model: nn.Module) -> ImageClassifier:
     if not isinstance(model, ImageClassifier):
         raise UserError(f"An image backend needs an ImageClassifier, not {type(model).__name__}")
     return model
 
 
-def _transform_of(config: Any) -> ImageTransform:
+def _transform_of(config: ImageClassifierConfig) -> ImageTransform:
     if config.transform is not None:
         return ImageTransform.from_dict(config.transform)
     return ImageTransform(size=config.image_size, channels=config.channels)
 
 
-def _as_rows(dataset: Any, class_names: list[str], name: str) -> ImageRows:
+def _as_rows(dataset: Dataset | list[dict[str, Any]], class_names: list[str], name: str) -> ImageRows:
     """`ImageRows` from a `datasets.Dataset` or a list of dictionaries with the usual column names."""
     if isinstance(dataset, list):
         from datasets import Dataset, Features, Image, Value

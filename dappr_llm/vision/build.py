@@ -13,6 +13,8 @@ from ..core.recipe import Recipe, check_keys
 from ..methods import Method
 
 if TYPE_CHECKING:
+    import torch
+
     from ..training.config import DAPPrConfig
     from .backend import ImageBackend
     from .data.rows import ImageRows
@@ -70,7 +72,7 @@ def build_data(recipe: Recipe, task: ImageTask, seed: int) -> tuple[ImageRows, I
     return train, validation
 
 
-def is_noise(auxiliary: Any) -> bool:
+def is_noise(auxiliary: object) -> bool:
     """Whether `data.auxiliary` is `"noise"` and not a task."""
     from .data.noise import NOISE
 
@@ -174,7 +176,9 @@ def _start_from(model: ImageClassifier, folder: str) -> None:
     model.load_weights(load_file(str(path)), str(path), head=same)
 
 
-def load_checkpoint(folder: str, config: dict[str, Any], method: Method, quantization: Any, device: Any) -> Any:
+def load_checkpoint(
+    folder: str, config: dict[str, Any], method: Method, quantization: object, device: str | torch.device | None
+) -> tuple[ImageClassifier, ImageBackend]:
     """
     Model and backend of a trained checkpoint.
 

@@ -185,7 +185,12 @@ class ImageClassifier(PreTrainedModel):
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
-        cls, name: str | Path, *args: Any, config: Any = None, dtype: Any = None, **kwargs: Any
+        cls,
+        name: str | Path,
+        *args: Any,
+        config: ImageClassifierConfig | None = None,
+        dtype: torch.dtype | str | None = None,
+        **kwargs: Any,
     ) -> ImageClassifier:
         """
         Load a saved classifier, in evaluation mode.

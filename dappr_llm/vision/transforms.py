@@ -320,7 +320,7 @@ def _per_channel(values: tuple[float, ...], channels: int, name: str) -> tuple[f
     raise UserError(f"{name} has {len(values)} values for {channels} channels: {list(values)}")
 
 
-def _pillow_pixels(image: Any) -> np.ndarray:
+def _pillow_pixels(image: Image) -> np.ndarray:
     from .data.images import as_grey_or_rgb
 
     pixels = np.array(as_grey_or_rgb(image, "image"))

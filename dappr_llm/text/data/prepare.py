@@ -19,7 +19,9 @@ logger = logging.getLogger(__name__)
 _ITEM = {"id", "question", "options", "label"}
 
 
-def prepare_rows(dataset: Any, num_choices: int | None, labelled: bool, name: str, **how: Any) -> Dataset:
+def prepare_rows(
+    dataset: Dataset | ItemRows | list[dict[str, Any]], num_choices: int | None, labelled: bool, name: str, **how: Any
+) -> Dataset:
     """
     Parse and tokenise a dataset; the part of `TextBackend.prepare` for map-style datasets (streams: `prepare_stream`).
 

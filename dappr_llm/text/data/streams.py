@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,14 +52,16 @@ def stream_task(
     return stream.shuffle(seed=seed, buffer_size=buffer) if buffer else stream
 
 
-def _rows(task: Any, split: str, root: Any, limit: int | None) -> Any:
+def _rows(
+    task: str | Mapping[str, Any], split: str, root: str | Path | None, limit: int | None
+) -> Iterator[dict[str, Any]]:
     for place, item in itertools.islice(iter_items(get_task(task), split, root), limit):
         if item.label == UNKNOWN:
             raise UserError(f"{place}: the row has no answer, which training needs")
         yield {"id": item.id, "question": item.question, "options": list(item.options), "label": item.label}
 
 
-def widest(stream: Any) -> int:
+def widest(stream: Iterable[Mapping[str, Any]]) -> int:
     """The largest number of options among the first 200 rows; set `num_choices` if later rows have more."""
     counts = [_count(row) for row in itertools.islice(iter(stream), _PEEK)]
     if not counts:
@@ -75,7 +77,9 @@ def _count(row: Mapping[str, Any]) -> int:
     return len(parse_item(row, Columns(), "stream, first rows", "0").options)
 
 
-def prepare_stream(stream: Any, name: str, choices: Callable[[], int | None], **how: Any) -> Any:
+def prepare_stream(
+    stream: IterableDataset, name: str, choices: Callable[[], int | None], **how: Any
+) -> IterableDataset:
     """
     Parse, check and tokenise a stream lazily.
 

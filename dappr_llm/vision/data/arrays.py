@@ -6,6 +6,7 @@ import gzip
 import logging
 import zipfile
 import zlib
+from collections.abc import Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -189,6 +190,6 @@ def _numpy(path: Path) -> Any:
         raise UserError(f"{path}: not a readable NumPy file of plain arrays ({str(error).splitlines()[0]})") from None
 
 
-def _same_length(images: Any, labels: Any, path: Path) -> None:
+def _same_length(images: Sized, labels: Sized, path: Path) -> None:
     if len(images) != len(labels):
         raise UserError(f"{path}: {len(images)} images but {len(labels)} labels")

@@ -7,13 +7,14 @@ import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...core.errors import UserError
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from PIL.Image import Image
 
 _ORIENTATION = 0x0112
@@ -117,7 +118,7 @@ class HubImages:
             Selected rows; by default all of them.
     """
 
-    def __init__(self, dataset: Any, column: str, place: str, index: np.ndarray | None = None):
+    def __init__(self, dataset: Dataset, column: str, place: str, index: np.ndarray | None = None):
         import datasets
 
         self.dataset, self.column, self.name = dataset.select_columns([column]), column, place

@@ -114,7 +114,7 @@ class ImageRows:
             }
         )
 
-    def _pixels(self, rows: np.ndarray) -> Any:
+    def _pixels(self, rows: np.ndarray) -> Tensor | list[Tensor]:
         """Transformed pixels of rows: one tensor, or a list of tensors if their shapes differ."""
         import torch
 
@@ -234,7 +234,7 @@ class _Named:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, UserError) and self.place not in str(error):
             raise UserError(f"{self.place}: {error}") from None
 
@@ -274,7 +274,7 @@ def _as_tensor(image: Image) -> Tensor:
     return torch.from_numpy(pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
 
-def _stacked(pixels: list[Any]) -> Any:
+def _stacked(pixels: list[Tensor]) -> Tensor | list[Tensor]:
     import torch
 
     return torch.stack(pixels) if len({tuple(p.shape) for p in pixels}) == 1 else pixels

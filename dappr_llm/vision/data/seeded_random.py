@@ -7,15 +7,16 @@ same with every version of NumPy and torch.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 _STEP = 0x9E3779B97F4A7C15
 _FULL = 2**64 - 1
+_Numbers = TypeVar("_Numbers", int, np.ndarray)
 
 
-def _mixed(values: Any) -> Any:
+def _mixed(values: _Numbers) -> _Numbers:
     """The finaliser of SplitMix64 on a Python integer or a uint64 array; every input bit affects every output bit."""
     one, two, down = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, (30, 27, 31)
     if isinstance(values, int):

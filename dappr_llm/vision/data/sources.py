@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from .images import HubImages
 from .splits import Split, aliases
 
 if TYPE_CHECKING:
+    from datasets import Dataset
+
     from .tasks import ImageTask
 
 _LABELS = ("label", "labels", "fine_label", "cls", "target", "class")
@@ -138,7 +140,7 @@ def read_hub(task: ImageTask, split: str) -> Split:
     return dataset_split(dataset, split, task, place)
 
 
-def dataset_split(dataset: Any, split: str, task: ImageTask, place: str) -> Split:
+def dataset_split(dataset: Dataset, split: str, task: ImageTask, place: str) -> Split:
     """
     A `Split` from a `datasets.Dataset`.
 
@@ -179,7 +181,7 @@ def dataset_split(dataset: Any, split: str, task: ImageTask, place: str) -> Spli
     return Split(HubImages(dataset, column, place, rows), labels[rows], ids, names, place)
 
 
-def _image_column(dataset: Any, task: ImageTask, place: str) -> str:
+def _image_column(dataset: Dataset, task: ImageTask, place: str) -> str:
     import datasets
 
     if task.image in dataset.column_names:

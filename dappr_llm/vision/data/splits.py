@@ -158,7 +158,7 @@ def sample(count: int, limit: int | None, seed: int) -> np.ndarray:
 
 def check_labels(split: Split, num_classes: int | None, labelled: bool) -> None:
     """Raise a `UserError` that names the first row with a label outside the classes, or without one if `labelled`."""
-    labels: Any = split.labels
+    labels = split.labels
     bad = labels < -1 if num_classes is None else (labels < -1) | (labels >= num_classes)
     if bad.any():
         row = int(np.flatnonzero(bad)[0])

@@ -40,7 +40,7 @@ _KIND_NAMES: dict[Any, str] = {
 }  # fmt: skip
 
 
-def is_image_task(spec: Any) -> bool:
+def is_image_task(spec: object) -> bool:
     """
     Whether a task is an image task: a name in `IMAGE_TASKS`, a folder of images, a `.npz` file, or a mapping with the
     key `task` or `image` or such a `path`.
@@ -67,7 +67,7 @@ def _is_own(path: str) -> bool:
     return folder.is_dir() and (has_images(folder) or any(folder.glob("*.npz")) or any(folder.glob("*-idx3-ubyte*")))
 
 
-def _values(splits: Any) -> list[Any]:
+def _values(splits: object) -> list[Any]:
     return list(splits.values()) if isinstance(splits, Mapping) else []
 
 
