@@ -198,7 +198,7 @@ def build(recipe: Recipe, args: DAPPrConfig) -> Run:
 
     from ..text import lm
     from ..text.backend import check_method
-    from ..text.data.streams import widest as most_options
+    from ..text.data.streams import most_options
     from ..text.data.tasks import get_task
     from ..text.prompt import choice_token_ids
 

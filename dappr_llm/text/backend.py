@@ -21,7 +21,7 @@ from ..methods import Method, name_of, served_by
 from . import bundled_model as embedded
 from .data.items import LETTERS, Columns, MCQItem, parse_item
 from .data.prepare import prepare_rows
-from .data.streams import prepare_stream, widest
+from .data.streams import most_options, prepare_stream
 from .model_reader import PromptReader
 from .packing.decoder_layers import keep_differentiable, unwrapped
 from .packing.self_check import PackedReading
@@ -242,7 +242,7 @@ class TextBackend(PromptReader):
     def check_options(self, prepared: Any, name: str) -> None:
         """Settle K if it is still open; refuse rows that offer more options than letters are trained."""
         # A stream's later rows are checked as they come.
-        counts = [widest(prepared)] if is_stream(prepared) else list(prepared["num_options"])
+        counts = [most_options(prepared)] if is_stream(prepared) else list(prepared["num_options"])
         if self.num_choices is None:
             self.num_choices = max(counts)
             self._read_width(self.num_choices)

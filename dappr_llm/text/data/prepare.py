@@ -20,7 +20,7 @@ _ITEM = {"id", "question", "options", "label"}
 
 
 def prepare_rows(
-    dataset: Dataset | ItemRows | list[dict[str, Any]], num_choices: int | None, labelled: bool, name: str, **how: Any
+    dataset: Dataset | ItemRows | list[dict[str, Any]], num_labels: int | None, labelled: bool, name: str, **how: Any
 ) -> Dataset:
     """
     Parse and tokenise a dataset; the part of `TextBackend.prepare` for map-style datasets (streams: `prepare_stream`).
@@ -28,7 +28,7 @@ def prepare_rows(
     Args:
         dataset (`Dataset`, `ItemRows` or `list[dict]`):
             Raw rows, parsed items, or tokenised rows (with `input_ids`), which only get their missing columns.
-        num_choices (`int`, *optional*):
+        num_labels (`int`, *optional*):
             K, the number of trained options, if it is known yet.
         labelled (`bool`):
             Raise a `UserError` for rows without a label.
@@ -48,7 +48,7 @@ def prepare_rows(
     elif isinstance(dataset, list):
         dataset = Dataset.from_list(dataset)
     if "input_ids" in dataset.column_names:
-        return _with_defaults(dataset, num_choices)
+        return _with_defaults(dataset, num_labels)
     if len(dataset) == 0:
         raise UserError(f"{name} has no rows")
     if not set(dataset.column_names) >= _ITEM:
@@ -71,19 +71,19 @@ def prepare_rows(
             "the start of their question was cut, options and ending kept"
         )
     prepared = prepared.remove_columns("truncated").add_column("id", dataset["id"])
-    return _with_defaults(prepared, num_choices)
+    return _with_defaults(prepared, num_labels)
 
 
-def _with_defaults(dataset: Dataset, num_choices: int | None) -> Dataset:
+def _with_defaults(dataset: Dataset, num_labels: int | None) -> Dataset:
     missing: dict[str, list[Any]] = {}
     size = len(dataset)
     columns = set(dataset.column_names)
     if "labels" not in columns:
         missing["labels"] = [-1] * size
     if "num_options" not in columns:
-        if num_choices is None:
+        if num_labels is None:
             raise UserError("Prepared rows need a num_options column, or set num_choices in DAPPrConfig")
-        missing["num_options"] = [num_choices] * size
+        missing["num_options"] = [num_labels] * size
     if "length" not in columns:
         missing["length"] = [len(ids) for ids in dataset["input_ids"]]
     if "id" not in columns:

@@ -61,7 +61,7 @@ def _rows(
         yield {"id": item.id, "question": item.question, "options": list(item.options), "label": item.label}
 
 
-def widest(stream: Iterable[Mapping[str, Any]]) -> int:
+def most_options(stream: Iterable[Mapping[str, Any]]) -> int:
     """The largest number of options among the first 200 rows; set `num_choices` if later rows have more."""
     counts = [_count(row) for row in itertools.islice(iter(stream), _PEEK)]
     if not counts:
@@ -78,7 +78,7 @@ def _count(row: Mapping[str, Any]) -> int:
 
 
 def prepare_stream(
-    stream: IterableDataset, name: str, choices: Callable[[], int | None], **how: Any
+    stream: IterableDataset, name: str, num_labels: Callable[[], int | None], **how: Any
 ) -> IterableDataset:
     """
     Parse, check and tokenise a stream lazily.
@@ -88,7 +88,7 @@ def prepare_stream(
             Raw rows, items, or tokenised rows (with `input_ids`), which are returned unchanged.
         name (`str`):
             Name of the stream in error messages.
-        choices (`Callable[[], int | None]`):
+        num_labels (`Callable[[], int | None]`):
             Returns K, the number of trained options, or `None` while it is unknown.
         how:
             `tokenizer`, `prompt` and `max_length`, see `tokenize_items`.
@@ -102,10 +102,12 @@ def prepare_stream(
     def encode(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
         if not {"id", "question", "options", "label"} <= set(rows):
             rows = _parsed(rows, name)
-        most = choices()
+        trained = num_labels()
         for item, options in zip(rows["id"], rows["options"], strict=True):
-            if most is not None and len(options) > most:
-                raise UserError(f"{name}, row {item!r}: {len(options)} options, but only {most} letters are trained")
+            if trained is not None and len(options) > trained:
+                raise UserError(
+                    f"{name}, row {item!r}: {len(options)} options, but only {trained} letters are trained"
+                )
         encoded = tokenize_items(rows, **how)
         return {key: encoded[key] for key in _COLUMNS}
 
