@@ -83,8 +83,8 @@ def fit_abstention(
     facts = _describe(values[rest], correct[rest], None if level is None else float(grid[level]), confidence)
     if wanted is not None and min_coverage is not None and facts["coverage"] < min_coverage:
         raise UserError(
-            f"A risk of at most {wanted:.1%} can be promised for {facts['coverage']:.1%} of the questions only, less "
-            f"than the {min_coverage:.1%} asked for; raise --max-risk or lower --min-coverage"
+            f"A risk of at most {wanted:.1%} can be guaranteed for only {facts['coverage']:.1%} of the questions, not "
+            f"the {min_coverage:.1%} asked for; raise --max-risk or lower --min-coverage"
         )
     return {"score": name, **facts, "max_risk": wanted, "min_coverage": min_coverage, "confidence": confidence}
 

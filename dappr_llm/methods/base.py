@@ -59,7 +59,7 @@ class HeadInfo:
     def features(self) -> int:
         """`feature_dim`, or a `UserError` if the model does not state it."""
         if self.feature_dim is None:
-            raise UserError("This method's head reads features, but the model does not say how wide they are")
+            raise UserError("This method's head needs features, but the model does not state their width")
         return self.feature_dim
 
 
@@ -90,7 +90,7 @@ def scheduled(weight: float, schedule: str, progress: Progress, warmup_epochs: f
 def single_pass(method: Method) -> None:
     """Raise a `UserError` if `passes > 1`, for methods whose scores cannot be averaged over stochastic passes."""
     if method.passes != 1:
-        raise UserError(f"{type(method).__name__} reads a single pass; train several and combine their tables instead")
+        raise UserError(f"{type(method).__name__} supports one forward pass only; for several, combine models instead")
 
 
 def check_choice(name: str, value: str, valid: tuple[str, ...]) -> None:

@@ -111,8 +111,8 @@ def _timm_model(name: str, channels: int, pretrained: bool, options: dict[str, A
             raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"model.pretrained: the weights of {name} could not be had ({reason}); fetch them once where there is a "
-            "network, or set model.pretrained: false"
+            f"model.pretrained: the weights of {name} could not be loaded ({reason}); download them once with a "
+            "network connection, or set model.pretrained: false"
         ) from None
 
 

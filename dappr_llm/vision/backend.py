@@ -232,7 +232,7 @@ class ImageBackend:
     def as_row(self, question: Any, choices: Any = None) -> Mapping[str, Any] | None:
         """A single image (path or Pillow image) as a row; `None` if `question` is a collection of images."""
         if choices is not None:
-            raise UserError("An image classifier knows its classes: give images, without choices")
+            raise UserError("An image classifier has fixed classes: pass images without choices")
         if isinstance(question, Mapping):
             return question
         is_one = isinstance(question, str | Path) or hasattr(question, "getbands")

@@ -167,7 +167,7 @@ def test_postnet_needs_a_row_of_every_class():
         get_method("postnet").build_head(HeadInfo(3, 5, (4, 0, 2)))
     with pytest.raises(UserError, match="class_counts"):
         get_method("postnet").build_head(HeadInfo(3, 5))
-    with pytest.raises(UserError, match="how wide"):
+    with pytest.raises(UserError, match="state their width"):
         get_method("natpn").build_head(HeadInfo(3))
 
 

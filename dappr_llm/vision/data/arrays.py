@@ -96,7 +96,7 @@ def read_cifar_binary(folder: Path, split: str, task: ImageTask) -> Split | None
         for path in batches:
             raw = np.frombuffer(_bytes(path), dtype=np.uint8)
             if raw.size == 0 or raw.size % (label_bytes + _CIFAR_PIXELS):
-                raise UserError(f"{path}: {raw.size} bytes are no whole number of images; download it again")
+                raise UserError(f"{path}: {raw.size} bytes are not a whole number of images; download it again")
             parts.append(raw.reshape(-1, label_bytes + _CIFAR_PIXELS))
         rows = np.concatenate(parts)
         pixels = rows[:, label_bytes:].reshape(-1, 3, 32, 32)

@@ -97,7 +97,7 @@ def _tree(base: Path, root: Path, classes: list[str], complete: bool) -> Split |
         if complete and files and empty:
             raise UserError(f"{base / empty[0]}: a class without images; add some, or remove the folder")
     if skipped:
-        logger.warning(f"{base}: {skipped} files that are no images were passed over")
+        logger.warning(f"{base}: {skipped} files that are not images were skipped")
     if not files:
         return None
     ids = [path[len(str(root)) :].lstrip(os.sep).replace(os.sep, "/") for path in files]
@@ -195,7 +195,7 @@ def _pairs(path: Path) -> dict[str, str]:
 
 def _entry(pairs: dict[str, str], key: str, path: Path) -> str:
     if key not in pairs:
-        raise UserError(f"{path}: nothing about {key!r}")
+        raise UserError(f"{path}: no entry for {key!r}")
     return pairs[key]
 
 

@@ -397,7 +397,7 @@ def test_bad_lists(tmp_path):
     with pytest.raises(UserError, match="images.txt: names b.jpg, which is not under"):
         load_image_task("cub", "train", tmp_path)
     (folder / "images.txt").write_text("7 a.jpg\n")
-    with pytest.raises(UserError, match="train_test_split.txt: nothing about '7'"):
+    with pytest.raises(UserError, match="train_test_split.txt: no entry for '7'"):
         load_image_task("cub", "train", tmp_path)
     (folder / "train.json").write_text("[1]")
     with pytest.raises(UserError, match="train.json: expected a JSON object"):
