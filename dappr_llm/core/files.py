@@ -1,10 +1,10 @@
-"""Writing files whole or not at all, and folders by one process at a time."""
+"""Atomic file writes, and a lock that lets one process at a time write a folder."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -13,11 +13,18 @@ from .errors import UserError
 PathLike = str | os.PathLike[str]
 
 
+def cache_dir() -> Path:
+    """The folder for what can be computed again: `DAPPR_CACHE`, or `dappr_llm` in the user's cache folder."""
+    if os.environ.get("DAPPR_CACHE"):
+        return Path(os.environ["DAPPR_CACHE"])
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dappr_llm"
+
+
 @contextmanager
 def atomic_write(path: PathLike) -> Iterator[IO[bytes]]:
-    """Opens a binary file that appears under `path` only when complete; a failure leaves an older file untouched."""
+    """Open a temporary binary file that is renamed to `path` on success; a failure leaves an older file unchanged."""
     path = Path(path)
-    # The same folder, since `os.replace` is atomic only within one file system.
+    # In the same folder, since `os.replace` is atomic only within one file system.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -29,17 +36,18 @@ def atomic_write(path: PathLike) -> Iterator[IO[bytes]]:
     except OSError as error:
         raise UserError(f"Cannot write {path}: {error.strerror or error}.") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # a parent that is a file: the error above says so
+            temporary.unlink(missing_ok=True)
 
 
 def write_text(path: PathLike, text: str) -> None:
-    """Writes a text file whole or not at all."""
+    """Write a text file atomically, see [`atomic_write`]."""
     with atomic_write(path) as handle:
         handle.write(text.encode())
 
 
 def remove_leftovers(folder: PathLike) -> None:
-    """Removes what killed processes left half written in a folder; call it only while nobody writes there."""
+    """Remove temporary files of killed processes from a folder; call it only while no process writes there."""
     for path in Path(folder).glob(".*.tmp"):
         path.unlink(missing_ok=True)
 
@@ -50,14 +58,14 @@ LOCK = ".lock"
 @contextmanager
 def folder_lock(folder: PathLike) -> Iterator[None]:
     """
-    Holds a folder for this process; another one that wants it meanwhile gets a `UserError`.
+    Lock a folder for this process; raises a `UserError` if another process holds the lock.
 
-    The operating system lets go of the lock when the process ends, however it ends.
+    The operating system releases the lock when the process ends, also if it is killed.
     """
     path = Path(folder) / LOCK
     try:
         import fcntl
-    except ImportError:  # not on this platform: nothing to hold with
+    except ImportError:  # no fcntl on this platform: run without a lock
         yield
         return
     created = [parent for parent in (path.parent, *path.parent.parents) if not parent.exists()]
@@ -77,6 +85,6 @@ def folder_lock(folder: PathLike) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)
-            for parent in created:  # a run that failed before it wrote anything leaves nothing
+            for parent in created:  # a run that failed before it wrote anything leaves no empty folders
                 if parent.is_dir() and not any(parent.iterdir()):
                     parent.rmdir()

@@ -1,8 +1,8 @@
 """
-`manifest.json`: size and SHA-256 of every file of a saved model, so that a damaged one is never taken for whole.
+`manifest.json`: size and SHA-256 of every file of a saved model, so that damaged checkpoints are detected.
 
-Folders are written under a hidden name and renamed when their manifest is on the disk: what bears its final name is
-complete, whatever happened to the process that wrote it.
+A folder is written under a hidden temporary name and renamed once its manifest is on disk: a folder with its final
+name is complete, even if the process that wrote it was killed.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .errors import UserError
 from .files import write_text
 
 NAME = "manifest.json"
-PARTIAL = ".partial"  # ending of a folder that is being written
+PARTIAL = ".partial"  # suffix of a folder that is being written
 _FORMAT = 1
 _REMEDY = "fetch or train it again (a file you changed on purpose: remove manifest.json beside it)"
 
 
 def sha256(path: str | Path) -> str:
-    """SHA-256 of a file, read in pieces."""
+    """SHA-256 of a file, read in blocks of 1 MiB."""
     digest = hashlib.sha256()
     with open(path, "rb") as handle:
         while block := handle.read(1 << 20):
@@ -35,19 +35,19 @@ def sha256(path: str | Path) -> str:
 
 def write(folder: str | Path, names: Iterable[str] | None = None) -> None:
     """
-    Write the manifest of a folder, after making sure that its files have reached the disk.
+    Flush a folder's files to disk (fsync), then write its manifest.
 
     Args:
         folder (`str` or `Path`):
             The folder.
         names (`Iterable[str]`, *optional*):
-            The files it vouches for; by default every file below the folder.
+            The files to list; by default every file below the folder.
     """
     folder = Path(folder)
     if names is None:
         names = (p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
     files = {}
-    for name in sorted(set(names) - {NAME, "README.md"}):  # a card is for reading, and often edited
+    for name in sorted(set(names) - {NAME, "README.md"}):  # a model card is often edited by hand
         _to_disk(folder / name)
         files[name] = {"size": (folder / name).stat().st_size, "sha256": sha256(folder / name)}
     content = {"format_version": _FORMAT, "files": files}
@@ -56,13 +56,13 @@ def write(folder: str | Path, names: Iterable[str] | None = None) -> None:
 
 def problem(folder: str | Path, required: bool = False) -> str | None:
     """
-    What is wrong with a folder's files, naming the first bad one; `None` if they are what was saved.
+    Compare a folder's files with its manifest; a message that names the first bad file, or `None` if all match.
 
     Args:
         folder (`str` or `Path`):
             The folder.
         required (`bool`, *optional*, defaults to `False`):
-            Whether a folder without a manifest is bad too; those of the Hub and of older versions have none.
+            Report a missing manifest as well; folders from the Hub and of older versions have none.
     """
     folder = Path(folder)
     path = folder / NAME
@@ -92,20 +92,20 @@ def problem(folder: str | Path, required: bool = False) -> str | None:
 
 
 def check(folder: str | Path) -> None:
-    """Raises a `UserError` that names the bad file, if there is one."""
+    """Raise a `UserError` that names the first bad file of a folder, see [`problem`]."""
     found = problem(folder)
     if found:
         raise UserError(f"{found}; {_REMEDY}")
 
 
 def staging(final: str | Path) -> Path:
-    """Where a folder is written before it gets its name."""
+    """The temporary path under which a folder is written before [`publish`] renames it."""
     final = Path(final)
     return final.with_name(f".{final.name}{PARTIAL}")
 
 
 def publish(source: Path, final: Path) -> None:
-    """Give a folder that was written whole its name; an older one of that name goes only when the new one is there."""
+    """Write the manifest of `source` and rename it to `final`; an existing folder is removed only after that."""
     write(source)
     aside = None
     if final.exists():
@@ -119,7 +119,7 @@ def publish(source: Path, final: Path) -> None:
 
 
 def publish_into(source: Path, final: Path) -> None:
-    """Move the files of a folder into another that holds more; the manifest is taken away first and put last."""
+    """Move the files of a folder into an existing one; its old manifest is removed first, the new one written last."""
     names = sorted(p.relative_to(source).as_posix() for p in source.rglob("*") if p.is_file())
     write(source)
     final.mkdir(parents=True, exist_ok=True)
@@ -132,9 +132,7 @@ def publish_into(source: Path, final: Path) -> None:
 
 
 def tidy(output_dir: str | Path) -> None:
-    """
-    Clean up after a killed process: folders that were complete but not yet named get their name, others are removed.
-    """
+    """Clean up after a killed process: rename checkpoints that are complete to their final name, remove the others."""
     for path in sorted(Path(output_dir).glob(f".*{PARTIAL}")):
         name = path.name[1 : -len(PARTIAL)].removesuffix(".old")
         final = path.with_name(name)
@@ -151,7 +149,7 @@ def _checksum(content: dict[str, Any]) -> str:
 def _to_disk(path: Path) -> None:
     try:
         handle = os.open(path, os.O_RDONLY)
-    except OSError:  # folders cannot be opened on every system
+    except OSError:  # not every system can open folders
         return
     try:
         os.fsync(handle)

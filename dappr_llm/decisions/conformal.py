@@ -1,10 +1,10 @@
 """
-Scores for conformal prediction sets, on plain arrays. Smaller means that an option fits better.
+Nonconformity scores and thresholds for split-conformal prediction sets, on plain arrays.
 
-A row is read on its own options, which are its first `num_options` columns; columns beyond them score infinity and are
-in no set. With n calibration rows, the set of all options that score at most the k-th smallest score of the right
-answers, k = ceil((n + 1)(1 - alpha)), holds the right answer with probability 1 - alpha or a little more (at the most
-1/(n + 1), as long as scores do not tie), whatever the model is worth.
+Rows may have different numbers of options: a row's options are its first `num_options` columns; the padding columns
+score infinity and are in no set. With n calibration rows, the prediction set of all options with a score of at most
+the k-th smallest score of the right answers, k = ceil((n + 1)(1 - alpha)), contains the right answer with a
+probability between 1 - alpha and 1 - alpha + 1/(n + 1) (for scores without ties), whatever the accuracy of the model.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ def option_scores(
     uniform: np.ndarray,
 ) -> np.ndarray:
     """
-    The score of every option.
+    The nonconformity score `[N, W]` of every option; the smaller, the better the option fits.
 
     Args:
         kind (`str`):
-            `"lac"`: `1 - p`, which gives the smallest sets on average. `"aps"`: the probability of all options that
-            are more probable, plus a random share of the option's own; sets grow where the model is unsure.
+            `"lac"`: `1 - p`, which gives the smallest sets on average. `"aps"`: the total probability of the more
+            probable options plus a random fraction of the option's own; its sets adapt to the uncertainty of a row.
             `"possibility"`: see [`possibility_scores`]; needs Dirichlet parameters.
         probs (`np.ndarray` of shape `[N, W]`):
-            Probabilities; 0 beyond a row's options.
+            Probabilities, 0 in the padding columns.
         alpha (`np.ndarray` of shape `[N, W]`, *optional*):
             Dirichlet parameters.
         num_options (`np.ndarray` of shape `[N]`):
@@ -51,8 +51,8 @@ def option_scores(
     elif kind == "aps":
         order = np.argsort(-np.where(own, probs, -1.0), axis=1, kind="stable")
         ranked = np.take_along_axis(probs, order, axis=1)
-        # Without the random share the least probable option always scores 1, and where it is right too often the only
-        # honest set would be all options.
+        # Without the random fraction the least probable option always scores 1, and for a weak model the threshold
+        # would be 1 and every set all options.
         before = np.cumsum(ranked, axis=1) - ranked + uniform[:, None] * ranked
         scores = np.empty_like(probs)
         np.put_along_axis(scores, order, before, axis=1)
@@ -67,17 +67,19 @@ def option_scores(
 
 def log_possibility(alpha: np.ndarray, num_options: np.ndarray) -> np.ndarray:
     """
-    How possible it is that option k is the most probable one, as a logarithm.
+    The log-possibility `[N, W]` that option k is the most probable one.
 
-    The Dirichlet possibility function `g(p) = prod (p_k/m_k)^alpha_k` is 1 at its mode `m = alpha/alpha0`. The
-    possibility of an event is the largest `g` inside it. Where k is not already on top, that is reached by levelling k
-    with the options S above the common level, `a = mean of alpha over S`, and leaving the others alone:
-    `log Pi(k) = sum over S of alpha_i log(a/alpha_i)`. It is 0 for the top option, and close to 0 for all of them
-    where there is little evidence.
+    The Dirichlet possibility function `g(p) = prod (p_k/m_k)^alpha_k` is 1 at its mode `m = alpha/alpha0`, and the
+    possibility of an event is the supremum of `g` over it. For the event that `p_k` is the largest probability, it is
+    attained where k and the set S of options above the common level share that level, `a = mean of alpha over S, k`,
+    and all others keep their mode: `log Pi(k) = sum over S, k of alpha_i log(a/alpha_i)`. It is 0 for the top
+    option, and close to 0 for every option where there is little evidence.
 
     Args:
-        alpha (`np.ndarray` of shape `[N, W]`): Positive on each row's own options.
-        num_options (`np.ndarray` of shape `[N]`): Options of each row; the columns beyond them get -inf.
+        alpha (`np.ndarray` of shape `[N, W]`):
+            Dirichlet parameters, positive for each row's options.
+        num_options (`np.ndarray` of shape `[N]`):
+            Options of each row; the padding columns get -inf.
     """
     alpha = np.asarray(alpha, dtype=np.float64)
     own = np.arange(alpha.shape[1]) < np.asarray(num_options)[:, None]
@@ -88,7 +90,7 @@ def log_possibility(alpha: np.ndarray, num_options: np.ndarray) -> np.ndarray:
     weight = ranked * np.log(ranked)
     for rank in range(1, ranked.shape[1]):
         done = np.isnan(ranked[:, rank])
-        for above in range(rank + 1):  # how many of the top options are levelled with this one
+        for above in range(rank + 1):  # number of top options that share the level
             level = (ranked[:, :above].sum(axis=1) + ranked[:, rank]) / (above + 1)
             fits = ~done & (np.full(len(level), above == rank) | (ranked[:, above] <= level))
             total = ranked[:, :above].sum(axis=1) + ranked[:, rank]
@@ -102,11 +104,11 @@ def log_possibility(alpha: np.ndarray, num_options: np.ndarray) -> np.ndarray:
 
 def possibility_scores(alpha: np.ndarray, num_options: np.ndarray) -> np.ndarray:
     """
-    How much more possible the alternatives of an option are than the option itself.
+    The log-possibility of an option's best alternative minus its own: `max over j != k of log Pi(j) - log Pi(k)`.
 
-    `max over j != k of log Pi(j), minus log Pi(k)` with `Pi` of [`log_possibility`]. For an option below the top this
-    is `-log Pi(k)`, at least 0; for the top option it is `log Pi` of the runner-up, at most 0, the logarithm of one
-    minus its necessity. Unlike `-log Pi` alone it does not tie at 0 for every top option, so coverage is as asked for.
+    `Pi` is that of [`log_possibility`]. For the top option the score is `log Pi` of the runner-up, at most 0 (the
+    logarithm of one minus the top option's necessity); for any other option it is `-log Pi(k)`, at least 0. Unlike
+    `-log Pi` alone it is not 0 for every top option: without these ties the coverage is close to `1 - alpha`.
     """
     log_pi = log_possibility(alpha, num_options)
     top = log_pi.argmax(axis=1)
@@ -119,13 +121,13 @@ def possibility_scores(alpha: np.ndarray, num_options: np.ndarray) -> np.ndarray
 
 
 def threshold(scores: np.ndarray, alpha: float) -> float:
-    """The largest score that enters a set: the ceil((n + 1)(1 - alpha))-th smallest, or infinity if n is too small."""
+    """Conformal quantile of scores `[n]`: the ceil((n + 1)(1 - alpha))-th smallest, or infinity if n is too small."""
     count = len(scores)
     place = math.ceil((count + 1) * (1 - alpha) - 1e-9)
     return float(np.sort(scores)[place - 1]) if 1 <= place <= count else math.inf
 
 
 def uniform_numbers(keys: Iterable[str]) -> np.ndarray:
-    """A number in [0, 1) that depends on the key alone, so that neither batch nor order nor process changes a set."""
+    """Pseudo-random numbers `[N]` in [0, 1), each a hash of its key: the same in any batch, order or process."""
     draws = [int.from_bytes(hashlib.sha256(f"uniform/{key}".encode()).digest()[:8], "big") for key in keys]
     return np.array(draws, dtype=np.float64) / 2.0**64

@@ -1,7 +1,8 @@
 """
-When to abstain: a threshold on an uncertainty, and what can be promised about the answers below it.
+Selective prediction with a controlled risk: the threshold on an uncertainty above which a model abstains.
 
-Plain arrays: the rows that settle choices (`fit_rows`) and those that prove them are told apart by a mask.
+Works on plain arrays. The mask `fit_rows` separates the rows used for choices (which uncertainty, which threshold to
+test first) from the held-out rows that the statistical guarantee is computed on.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from ..core.errors import UserError, nearest
 from ..evaluation import metrics
 
 ABSTAIN_ON = ("aleatoric", "epistemic")
-_LEVELS = 20  # thresholds that the rule chooses from
+_LEVELS = 20  # size of the grid of thresholds
 
 
 def abstention_score(name: str, probs: np.ndarray, epistemic: np.ndarray) -> np.ndarray:
-    """The uncertainty that abstention looks at: `"aleatoric"` (1 - max p, calibrated) or `"epistemic"`."""
+    """The uncertainty `[N]` to compare with the threshold: `"aleatoric"` (1 - max p, calibrated) or `"epistemic"`."""
     if name == "epistemic":
         return np.asarray(epistemic, dtype=np.float64)
     if name == "aleatoric":
@@ -37,16 +38,40 @@ def fit_abstention(
     confidence: float,
     abstain_on: str,
 ) -> dict[str, Any]:
-    """A threshold and what can be promised about it; see [`choose_level`] for how it keeps its promise."""
+    """
+    Choose the threshold of the abstention rule.
+
+    Args:
+        probs (`np.ndarray` of shape `[N, W]`):
+            Calibrated probabilities.
+        epistemic (`np.ndarray` of shape `[N]`):
+            Epistemic uncertainty.
+        correct (`np.ndarray` of shape `[N]`):
+            Whether the most probable option is right.
+        fit_rows (`np.ndarray` of shape `[N]`):
+            Mask of the rows for model choices; the guarantee is computed on the others.
+        max_risk (`float`, *optional*):
+            Largest allowed error rate among answered rows; 0.05 if neither this nor `min_coverage` is given.
+        min_coverage (`float`, *optional*):
+            Smallest allowed fraction of answered rows. Without `max_risk` it alone determines the threshold.
+        confidence (`float`):
+            Confidence level of the risk bound.
+        abstain_on (`str`):
+            `"aleatoric"`, `"epistemic"`, or `"auto"`: the one with the larger AUROC for errors on the fit rows.
+
+    Returns:
+        The `abstention` section of `decision.json`: score, threshold (`None`: always abstain), coverage, risk and its
+        upper bound on the held-out rows, and the requested limits. See [`choose_level`] for the guarantee.
+    """
     name = abstain_on
     if name == "auto":
         areas = {
             k: metrics.auroc(~correct[fit_rows], abstention_score(k, probs, epistemic)[fit_rows]) for k in ABSTAIN_ON
         }
-        # Without a wrong answer among the fit rows the areas are NaN, and the first one serves as well as any.
+        # Without an error among the fit rows both AUROCs are NaN, and the first score is taken.
         name = max(ABSTAIN_ON, key=lambda k: np.nan_to_num(areas[k], nan=0.5))
     values = abstention_score(name, probs, epistemic)
-    # float32 through JSON and back must not move a row across the line, hence the hair of room.
+    # A small margin, so that rounding (float32, JSON) does not move a row across the threshold.
     grid = np.quantile(values[fit_rows], np.arange(1, _LEVELS + 1) / _LEVELS) * (1 + 1e-6)
     rest = ~fit_rows
     wanted = max_risk if max_risk is not None or min_coverage is not None else 0.05
@@ -58,8 +83,8 @@ def fit_abstention(
     facts = _describe(values[rest], correct[rest], None if level is None else float(grid[level]), confidence)
     if wanted is not None and min_coverage is not None and facts["coverage"] < min_coverage:
         raise UserError(
-            f"A risk of at most {wanted:.1%} can be promised for {facts['coverage']:.1%} of the questions only, less "
-            f"than the {min_coverage:.1%} asked for; raise --max-risk or lower --min-coverage"
+            f"A risk of at most {wanted:.1%} can be guaranteed for only {facts['coverage']:.1%} of the questions, not "
+            f"the {min_coverage:.1%} asked for; raise --max-risk or lower --min-coverage"
         )
     return {"score": name, **facts, "max_risk": wanted, "min_coverage": min_coverage, "confidence": confidence}
 
@@ -73,11 +98,12 @@ def choose_level(
     confidence: float,
 ) -> int | None:
     """
-    The loosest threshold whose risk is proven to be at most `max_risk`, by Learn-then-Test with a fixed sequence.
+    Index of the largest threshold with risk at most `max_risk`, by Learn-then-Test with fixed-sequence testing
+    (Angelopoulos et al. 2021, https://arxiv.org/abs/2110.01052); `None` if no threshold passes.
 
-    The fit rows say where on the grid a proof is most likely; from there thresholds are tested one by one, each looser
-    than the last, with an exact binomial test on the other rows, and the first failure ends the walk. As the order was
-    fixed beforehand, all tests together err with probability `1 - confidence` at the most.
+    The fit rows determine the grid point with the smallest expected p-value. From there thresholds are tested in
+    increasing order with an exact binomial test on the held-out rows, until the first one fails. As the order does not
+    depend on the held-out rows, the family-wise error rate is at most `1 - confidence`.
     """
     from scipy.stats import binom
 
@@ -90,7 +116,7 @@ def choose_level(
 
     def expected_p_value(limit: float) -> float:
         answered = fit_rows & (values <= limit)
-        # Half a wrong and half a right answer more, or a handful of right ones would look like certainty.
+        # Smoothed by half an error and half a right answer, or a few right answers would give an error rate of 0.
         rate = ((answered & ~correct).sum() + 0.5) / (answered.sum() + 1)
         count = round(answered.sum() * rest.sum() / fit_rows.sum())
         return float(binom.cdf(math.floor(rate * count), count, max_risk))

@@ -1,10 +1,10 @@
 """
-The decision rule of an adapter, fitted on held-out predictions and kept beside it as `decision.json`.
+The decision rule of a checkpoint, fitted on held-out predictions and saved in its folder as `decision.json`.
 
-Three parts: a temperature that makes probabilities honest, thresholds for conformal prediction sets, and a threshold
-on an uncertainty above which the adapter abstains. A fifth of the rows (the *fit* rows) settles the temperature, which
-uncertainty to threshold, and where to start looking; the guarantees are computed on the others, which none of these
-choices has seen. Works on prediction tables: no torch, no models, no text.
+It has three parts: a temperature that calibrates probabilities, thresholds for conformal prediction sets, and a
+threshold on an uncertainty above which the model abstains. A fifth of the calibration rows (the *fit* rows) is used to
+fit the temperature, to choose the uncertainty and to order the thresholds; the guarantees are computed on the other
+rows, on which these choices do not depend. Input and output are prediction tables and arrays: no torch, no model.
 """
 
 from __future__ import annotations
@@ -26,34 +26,35 @@ from ..evaluation import metrics
 from ..evaluation.prediction_table import PredictionTable
 from . import conformal
 from .risk_control import ABSTAIN_ON, abstention_score, fit_abstention
+from .temperature import fit_temperature, scale
 
 FILE = "decision.json"
 FORMAT_VERSION = 1
 MIN_ROWS = 100
-MIN_GROUP = 100  # rows with the same number of options that get a threshold of their own
+MIN_GROUP = 100  # rows with the same number of options from which on they get their own conformal threshold
 _FIT_SHARE = 0.2
-_TEMPERATURES = (0.05, 20.0)
 
 
 @dataclass(frozen=True)
 class Decision:
     """
-    How an adapter's outputs are to be read.
+    Calibrated probabilities, prediction sets and abstention from a model's outputs; the content of `decision.json`.
 
     Args:
         temperature (`float`):
-            Probabilities become `p^(1/T)`, normalised. Dirichlet parameters follow, `alpha0` stays as it is.
+            T: probabilities become `p^(1/T)`, normalised; Dirichlet parameters are rescaled with `alpha0` unchanged.
         conformal (`dict`):
-            `alpha`, the `score` used by default, and `thresholds` by score and number of options (`"all"`: any
-            number). `null` stands for a threshold that no score exceeds.
+            `alpha`, the default `score`, and `thresholds` by score and number of options (`"all"`: any number);
+            `null` means infinity, every option is in the set.
         abstention (`dict`):
-            `score`, `threshold` (`null`: abstain always), and what is known of it: `risk`, `risk_bound`, `coverage`, …
+            `score`, `threshold` (`null`: always abstain), and its `risk`, `risk_bound`, `coverage`, … on the
+            calibration rows.
         calibration_set (`dict`):
             `task`, `split`, `n`, `hash`.
         fit (`dict`):
-            NLL and ECE before and after scaling, on rows that the temperature was not fitted on.
+            NLL and ECE before and after temperature scaling, on rows that the temperature was not fitted on.
         weights_sha256 (`str`, *optional*):
-            The weights that the rule was fitted for.
+            SHA-256 of the weights that the rule was fitted for.
     """
 
     temperature: float
@@ -64,7 +65,7 @@ class Decision:
     weights_sha256: str | None = None
 
     def save(self, folder: str | Path) -> Path:
-        """Write `decision.json`, with a checksum of its own content."""
+        """Write `decision.json` into a folder, with a checksum of its content; returns its path."""
         content: dict[str, Any] = {"format_version": FORMAT_VERSION, **asdict(self), "versions": versions()}
         content["checksum"] = _checksum(content)
         path = Path(folder) / FILE
@@ -80,7 +81,7 @@ class Decision:
             path (`str` or `Path`):
                 The file, or the folder it is in.
             weights_sha256 (`str`, *optional*):
-                The weights it is to be used with; a rule that was fitted for others is refused.
+                SHA-256 of the weights it is used with; a rule that was fitted for other weights is refused.
         """
         path = Path(path)
         path = path / FILE if path.is_dir() else path
@@ -108,7 +109,7 @@ class Decision:
     def scale(
         self, probs: np.ndarray, alpha: np.ndarray | None, num_options: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Calibrated probabilities and the Dirichlet parameters that belong to them."""
+        """Calibrated probabilities `[N, W]` and rescaled Dirichlet parameters; see [`temperature.scale`]."""
         return scale(probs, alpha, num_options, self.temperature)
 
     def sets(
@@ -121,18 +122,20 @@ class Decision:
         allow_empty: bool = False,
     ) -> np.ndarray:
         """
-        Prediction sets as booleans `[N, W]`.
+        Conformal prediction sets as a mask `[N, W]`.
 
         Args:
-            probs, alpha, num_options:
-                What `scale` returned, and the options of each row.
+            probs, alpha (`np.ndarray` of shape `[N, W]`):
+                Calibrated values from `scale`.
+            num_options (`np.ndarray` of shape `[N]`):
+                Options of each row.
             keys (`Sequence[str]`):
-                A text for each row that its random share (`"aps"`) is drawn from.
+                A string per row that seeds the random fraction of the `"aps"` score.
             score (`str`, *optional*):
-                One of `conformal.SCORES` that was calibrated; by default the one chosen then.
+                One of the calibrated scores; by default `conformal["score"]`.
             allow_empty (`bool`, *optional*, defaults to `False`):
-                Conformal sets may be empty where the model is better than asked for. Otherwise the most probable
-                option is always put in, which can only raise the coverage.
+                Conformal sets may be empty if the accuracy exceeds `1 - alpha`. Unless allowed, the most probable
+                option is added, which can only raise the coverage.
         """
         score = score or self.conformal["score"]
         known = self.conformal["thresholds"]
@@ -147,7 +150,7 @@ class Decision:
         return chosen
 
     def abstain(self, probs: np.ndarray, epistemic: np.ndarray) -> np.ndarray:
-        """Whether to abstain on each row; rows without a finite uncertainty are never answered."""
+        """Mask `[N]` of the rows to abstain on: uncertainty above the threshold, or NaN."""
         score = abstention_score(self.abstention["score"], probs, epistemic)
         limit = self.abstention["threshold"]
         return np.ones(len(score), dtype=bool) if limit is None else ~(score <= limit)
@@ -156,36 +159,6 @@ class Decision:
 def _checksum(content: dict[str, Any]) -> str:
     text = json.dumps({k: v for k, v in content.items() if k != "checksum"}, sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def scale(
-    probs: np.ndarray, alpha: np.ndarray | None, num_options: np.ndarray, temperature: float
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """
-    `p^(1/T)`, normalised over each row's own options; `alpha` becomes `alpha0` times that.
-
-    Probabilities are what labels can speak about; the total evidence is not, so it (and K/alpha0) stays.
-    """
-    own = np.arange(probs.shape[1]) < np.asarray(num_options)[:, None]
-    logs = np.where(own, np.log(np.maximum(np.asarray(probs, dtype=np.float64), 1e-300)) / temperature, -np.inf)
-    weights = np.exp(logs - logs.max(axis=1, keepdims=True))
-    scaled = weights / weights.sum(axis=1, keepdims=True)
-    if alpha is None:
-        return scaled, None
-    alpha0 = np.where(own, np.asarray(alpha, dtype=np.float64), 0.0).sum(axis=1, keepdims=True)
-    # alpha stays positive on own options even where the power underflows.
-    return scaled, np.where(own, np.maximum(alpha0 * scaled, 1e-12), 0.0)
-
-
-def fit_temperature(probs: np.ndarray, num_options: np.ndarray, labels: np.ndarray) -> float:
-    """The temperature of least NLL; convex in 1/T, so a bounded search finds it."""
-    from scipy.optimize import minimize_scalar
-
-    def nll(log_temperature: float) -> float:
-        return metrics.nll(scale(probs, None, num_options, math.exp(log_temperature))[0], labels)
-
-    low, high = map(math.log, _TEMPERATURES)
-    return math.exp(minimize_scalar(nll, bounds=(low, high), method="bounded", options={"xatol": 1e-4}).x)
 
 
 def calibrate(
@@ -202,21 +175,20 @@ def calibrate(
 
     Args:
         table (`PredictionTable`):
-            Predictions of rows that the model was not trained on, with their answers.
+            Predictions of labelled rows that the model was not trained on.
         alpha (`float`, *optional*, defaults to 0.1):
-            Prediction sets miss the right answer with this probability.
+            Error rate of the prediction sets: they miss the right option with this probability.
         max_risk (`float`, *optional*):
-            The share of wrong answers among those given that must not be exceeded. Defaults to 0.05 unless
-            `min_coverage` is given alone.
+            Largest allowed error rate among answered rows. Defaults to 0.05 unless `min_coverage` is given alone.
         min_coverage (`float`, *optional*):
-            The share of questions that must be answered. Alone, it decides the threshold; with `max_risk` it is
-            checked, and a rule that cannot keep both is refused.
+            Smallest allowed fraction of answered rows. Alone, it determines the threshold; with `max_risk`, a
+            `UserError` is raised if both cannot be met.
         confidence (`float`, *optional*, defaults to 0.95):
-            Certainty with which the risk stays below its bound.
+            Confidence level of the bound on the risk.
         score (`str`, *optional*, defaults to `"lac"`):
-            Conformal score used by default: `"lac"`, `"aps"` or `"possibility"`. All that apply are calibrated.
+            Default conformal score: `"lac"`, `"aps"` or `"possibility"`. All applicable scores get thresholds.
         abstain_on (`str`, *optional*, defaults to `"auto"`):
-            `"aleatoric"`, `"epistemic"`, or whichever tells wrong answers better on the fit rows.
+            `"aleatoric"`, `"epistemic"`, or `"auto"`: the one with the larger AUROC for errors on the fit rows.
     """
     _check_wishes(alpha, max_risk, min_coverage, confidence, abstain_on)
     usable = (table.labels >= 0) & ~table.nan_rows
@@ -272,7 +244,7 @@ def _check_wishes(
 
 
 def _fit_rows(ids: np.ndarray) -> np.ndarray:
-    """A fifth of the rows, chosen by their ids alone, so that the order of a table changes nothing."""
+    """Mask `[N]` of the fit rows, a fifth chosen by a hash of the ids, so that the order of rows does not matter."""
     order = np.argsort(conformal.uniform_numbers(f"fit/{name}" for name in ids), kind="stable")
     mask = np.zeros(len(ids), dtype=bool)
     mask[order[: round(_FIT_SHARE * len(ids))]] = True
@@ -280,7 +252,7 @@ def _fit_rows(ids: np.ndarray) -> np.ndarray:
 
 
 def table_hash(table: PredictionTable) -> str:
-    """SHA-256 of ids and labels, sorted: which questions a rule was fitted on, whatever their order."""
+    """SHA-256 of the sorted ids and labels: identifies a calibration set regardless of its order."""
     rows = sorted(zip(table.ids.tolist(), table.labels.tolist(), strict=True))
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
@@ -294,7 +266,7 @@ def _thresholds(
     rows: np.ndarray,
     alpha: float,
 ) -> dict[str, dict[str, float | None]]:
-    """Of each score that applies, for all rows together and for every number of options with rows enough."""
+    """Conformal thresholds of each applicable score: for all rows, and per number of options with enough rows."""
     found: dict[str, dict[str, float | None]] = {}
     for kind in conformal.SCORES:
         if kind == "possibility" and alphas is None:

@@ -110,13 +110,6 @@ def public_name(base: str | None) -> str | None:
     return of_bundled(base)
 
 
-def cache_dir() -> Path:
-    """Where the package keeps what it can make again."""
-    from ..text.bundled_model import cache_dir as of_bundled
-
-    return of_bundled()
-
-
 def bundled_folder(base: str) -> Path | None:
     """The folder of the bundled base model, unpacked; `None` for any other name."""
     from ..text import bundled_model

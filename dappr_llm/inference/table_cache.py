@@ -22,11 +22,11 @@ from typing import Any
 
 from ..core import checkpoint
 from ..core.errors import UserError
-from ..core.files import write_text
+from ..core.files import cache_dir, write_text
 from ..core.manifest import sha256
 from ..evaluation.prediction_table import PredictionTable
 from .batching import RowSet
-from .modality import bundled_folder, cache_dir
+from .modality import bundled_folder
 
 ENVIRONMENT = "DAPPR_PREDICTION_CACHE"
 _MOST_TABLES = 2000

@@ -1,4 +1,4 @@
-"""All methods by name: one line each."""
+"""The registry of methods: name in a recipe → class, and how to build one from its name."""
 
 from __future__ import annotations
 

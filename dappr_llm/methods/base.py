@@ -11,20 +11,22 @@ from torch import Tensor, nn
 from ..core.errors import UserError, nearest
 from ..core.outputs import Outputs, Prediction
 
-NEEDS = frozenset({"features", "input_grad", "ood_rows", "spectral_norm", "fit_before", "fit_after", "after_step"})
+NEEDS = frozenset(
+    {"features", "input_grad", "auxiliary_rows", "spectral_norm", "fit_before", "fit_after", "after_step"}
+)
 SCHEDULES = ("warmup", "linear", "constant")
 
 
 @dataclass(frozen=True)
 class Progress:
     """
-    How far training is.
+    The point of training at which a loss is computed.
 
     Args:
         epoch (`float`):
-            Epochs done so far, counting up from 0.
+            Epochs done so far; fractional within an epoch.
         epochs (`float`):
-            Epochs in all.
+            Total number of epochs.
     """
 
     epoch: float
@@ -32,38 +34,48 @@ class Progress:
 
     @classmethod
     def final(cls, epochs: float) -> Progress:
-        """What evaluation uses, so that an evaluation loss never depends on when it was taken."""
+        """The end of training. Evaluation uses it, so that evaluation losses of different steps are comparable."""
         return cls(epoch=epochs, epochs=epochs)
 
 
 @dataclass(frozen=True)
 class HeadInfo:
-    """What a method may need to know to build its head."""
+    """
+    What `Method.build_head` is given.
+
+    Args:
+        num_classes (`int`):
+            K.
+        feature_dim (`int`, *optional*):
+            D, the width of the features `[B, D]` that the head receives.
+        class_counts (`tuple[int, ...]`, *optional*):
+            Training rows of each class.
+    """
 
     num_classes: int
     feature_dim: int | None = None
     class_counts: tuple[int, ...] | None = None
 
     def features(self) -> int:
-        """The width of the features, for heads that cannot be built without it."""
+        """`feature_dim`, or a `UserError` if the model does not state it."""
         if self.feature_dim is None:
-            raise UserError("This method's head reads features, but the model does not say how wide they are")
+            raise UserError("This method's head needs features, but the model does not state their width")
         return self.feature_dim
 
 
 def scheduled(weight: float, schedule: str, progress: Progress, warmup_epochs: float = 10) -> float:
     """
-    The value of a coefficient in the current epoch; whole epochs, counted from 0.
+    The value of a loss coefficient in the current epoch `e`, a whole number counted from 0.
 
     Args:
         weight (`float`):
-            The full value.
+            The value that the schedule ends at.
         schedule (`str`):
             `"constant"`; `"warmup"`: `weight * min(1, e / warmup_epochs)`; `"linear"`: `weight * e / epochs`.
         progress (`Progress`):
-            Where training stands. In the first epoch `warmup` and `linear` are 0, as in the authors' code.
+            Current and total epochs. In the first epoch `warmup` and `linear` are 0, as in the authors' code.
         warmup_epochs (`float`, *optional*, defaults to 10):
-            Length of the warm-up.
+            Length of the warm-up, in epochs.
     """
     epoch = math.floor(progress.epoch + 1e-9)  # accumulated step fractions may land just below a whole epoch
     if schedule == "constant":
@@ -76,13 +88,13 @@ def scheduled(weight: float, schedule: str, progress: Progress, warmup_epochs: f
 
 
 def single_pass(method: Method) -> None:
-    """Refuse several passes for a method whose scores have no agreed mean."""
+    """Raise a `UserError` if `passes > 1`, for methods whose scores cannot be averaged over stochastic passes."""
     if method.passes != 1:
-        raise UserError(f"{type(method).__name__} reads a single pass; train several and combine their tables instead")
+        raise UserError(f"{type(method).__name__} supports one forward pass only; for several, combine models instead")
 
 
 def check_choice(name: str, value: str, valid: tuple[str, ...]) -> None:
-    """Refuse an option's value, naming the valid ones."""
+    """Raise a `UserError` that names the valid values if `value` is not among them."""
     if value not in valid:
         raise UserError(f"Unknown {name} {value!r}; {nearest(value, valid)}")
 
@@ -90,10 +102,14 @@ def check_choice(name: str, value: str, valid: tuple[str, ...]) -> None:
 @dataclass(frozen=True, kw_only=True)
 class Method:
     """
-    A loss and the prediction that belongs to it.
+    A training loss and the prediction rule that belongs to it.
 
-    Fields are hyperparameters: no tensors, no state. What is learned or fitted lives in the module that
-    `build_head` returns. Methods see tensors only and know nothing of text, images, trainers or the Hub.
+    Fields are hyperparameters; a method holds no tensors and no state. Learned or fitted parameters are in the module
+    that `build_head` returns. Methods see tensors only and know nothing of text, images, trainers or the Hub.
+
+    `needs` names what a method requires beyond logits: `features` and `input_grad` (see [`Outputs`]),
+    `auxiliary_rows` (unlabelled rows with label -1 in training batches), `spectral_norm` (of the model's layers),
+    `fit_before` and `fit_after` (calls of `fit_head`), `after_step` (calls of `after_step`).
 
     Args:
         passes (`int`, *optional*, defaults to 1):
@@ -108,82 +124,94 @@ class Method:
             raise UserError(f"passes must be at least 1, got {self.passes}")
 
     def num_outputs(self, num_classes: int) -> int:
-        """Outputs the model must give for `num_classes` classes: blocks of that many, the classes first."""
+        """C, the number of logits that the model must return: a multiple of K; the first K are the class logits."""
         return num_classes
 
     def build_head(self, info: HeadInfo) -> nn.Module | None:
-        """The method's own head, if it has one."""
+        """A trainable module on the features, or `None`. It returns a dictionary of tensors, see `Outputs.head`."""
         return None
 
     def loss(self, out: Outputs, labels: Tensor, progress: Progress) -> dict[str, Tensor]:
         """
-        Named, already weighted terms, one value per row (`[B]`): their sum, averaged over rows, is the loss.
+        Loss terms by name, already weighted, each `[B]`; their sum, averaged over rows, is the training loss.
 
-        Per row and not per batch, so that evaluation losses stay exact under any batching and any number of
-        processes, and a bad row can be named.
+        Terms are per row, so that evaluation losses do not depend on batch size or number of processes and a row
+        with a non-finite loss can be named.
+
+        Args:
+            out (`Outputs`):
+                One forward pass.
+            labels (`Tensor`):
+                Class indices `[B]`, or soft labels `[B, K]`.
+            progress (`Progress`):
+                Current and total epochs, for scheduled coefficients.
         """
         raise NotImplementedError
 
     def predict(self, out: Outputs) -> Prediction:
         """
-        Probabilities and the two uncertainties, from logits `[B, C]` or, of several passes, `[B, M, C]`.
+        Probabilities, aleatoric and epistemic uncertainty of each row.
 
-        Each row by itself: what else is in the batch must not change a prediction.
+        A row's prediction must not depend on the rest of its batch.
+
+        Args:
+            out (`Outputs`):
+                Logits `[B, C]`, or `[B, M, C]` of M stochastic passes.
         """
         raise NotImplementedError
 
     def monitor(self, out: Outputs, labels: Tensor, progress: Progress) -> dict[str, Tensor]:
-        """Values per row that are logged but not trained on."""
+        """Further values `[B]` by name that are logged but not trained on."""
         return {}
 
     def fit_head(self, head: nn.Module, features: Tensor, labels: Tensor) -> None:
-        """Called once if the method needs `fit_before` or `fit_after`."""
+        """Fit the head to the training rows; called once, before or after training (`fit_before`, `fit_after`)."""
         raise NotImplementedError
 
     def after_step(self, head: nn.Module, out: Outputs, labels: Tensor) -> None:
-        """Called after each optimizer step if the method needs `after_step`."""
+        """Update the head's buffers; called after each optimizer step if the method needs `after_step`."""
         raise NotImplementedError
 
     def trained(self, head: nn.Module, progress: Progress) -> list[nn.Parameter] | None:
-        """The only parameters that the optimizer may move at this point of training; `None`: all of them."""
+        """The parameters that are trained at this point of training; `None`: all of them."""
         return None
 
     @property
     def epistemic_scale(self) -> float:
-        """Factor on `K/alpha0`, for Dirichlet methods whose prior is not 1 per class."""
+        """Factor on `K/alpha0`: the Dirichlet prior of a class, for methods where it is not 1."""
         return 1.0
 
     def options(self) -> dict[str, Any]:
-        """Hyperparameters as plain values, for recipes, sidecar files and cards."""
+        """Hyperparameters by name, for recipes, checkpoints and model cards."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scheduled:
     """
-    Mixed into methods that have one coefficient with a schedule.
+    Fields of methods whose loss has one regularisation term with a scheduled coefficient.
 
     Args:
-        reg_weight (`float`):
-            Its full value.
+        reg_weight (`float`, *optional*, defaults to 1.0):
+            Coefficient of the regularisation term once the schedule has reached its end.
         schedule (`str`, *optional*, defaults to `"warmup"`):
             `"warmup"`, `"linear"` or `"constant"`.
         warmup_epochs (`float`, *optional*, defaults to 10):
             Length of the warm-up, in epochs.
     """
 
-    reg_weight: float
+    reg_weight: float = 1.0
     schedule: str = "warmup"
     warmup_epochs: float = 10
 
     def __post_init__(self) -> None:
-        super().__post_init__()  # type: ignore[misc]  # Method's, which stands behind this one
+        super().__post_init__()  # type: ignore[misc]  # Method is next in the MRO
         check_choice("schedule", self.schedule, SCHEDULES)
         if self.reg_weight < 0:
             raise UserError(f"reg_weight must not be negative, got {self.reg_weight}")
 
     def weight(self, progress: Progress) -> float:
-        """The coefficient in the current epoch."""
+        """The coefficient of the regularisation term in the current epoch."""
         return scheduled(self.reg_weight, self.schedule, progress, self.warmup_epochs)
 
 

@@ -1,4 +1,4 @@
-"""One Gaussian per class, fitted so that few rows per class do no harm."""
+"""Gaussian class densities over features, with shrunk covariances so that a few rows per class are enough."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ..core.errors import UserError
 
 def shrunk(covariance: Tensor, rows: int, shrinkage: float | None = None) -> Tensor:
     """
-    A covariance `[D, D]` drawn towards a multiple of the identity, hence always invertible.
+    A covariance `[D, D]` shrunk towards a multiple of the identity, hence always invertible.
 
     Args:
         covariance (`Tensor`):
             The sample covariance.
         rows (`int`):
-            Rows it was taken from.
+            Number of rows that the covariance was estimated from.
         shrinkage (`float`, *optional*):
-            Share of the identity. By default the oracle approximating shrinkage of Chen et al. 2010
+            Weight of the identity, in [0, 1]. By default the oracle approximating shrinkage of Chen et al. 2010
             (https://arxiv.org/abs/0907.4698): large for few rows, close to 0 for many.
     """
     size = covariance.shape[-1]
@@ -32,7 +32,7 @@ def shrunk(covariance: Tensor, rows: int, shrinkage: float | None = None) -> Ten
     else:
         share = covariance.new_tensor(shrinkage)
     identity = torch.eye(size, dtype=covariance.dtype, device=covariance.device)
-    floor = max(1e-9 * float(trace) / size, 1e-12)  # also where all rows are equal
+    floor = max(1e-9 * float(trace) / size, 1e-12)  # keeps it invertible even if all rows are equal
     return (1 - share) * covariance + (share * trace / size + floor) * identity
 
 
@@ -40,7 +40,7 @@ def fit_gaussians(
     features: Tensor, labels: Tensor, num_classes: int, shared: bool = False, shrinkage: float | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """
-    Means and whitening matrices of the classes, in float64.
+    Fit one Gaussian per class; means and whitening matrices in float64.
 
     Args:
         features (`Tensor`):
@@ -50,13 +50,14 @@ def fit_gaussians(
         num_classes (`int`):
             K.
         shared (`bool`, *optional*, defaults to `False`):
-            One covariance within all classes instead of one each.
+            One within-class covariance pooled over all classes instead of one per class.
         shrinkage (`float`, *optional*):
             See `shrunk`.
 
     Returns:
-        Means `[K, D]`, whitening `[K, D, D]` (shared: `[1, D, D]`) with `W (x - mean)` standard normal, and which
-        classes have any row, `[K]`. A class of one row takes the covariance within all classes.
+        Means `[K, D]`; whitening matrices `[K, D, D]` (shared: `[1, D, D]`), for which `W (x - mean)` is standard
+        normal; and a mask `[K]` of the classes with at least one row. A class with a single row gets the pooled
+        within-class covariance.
     """
     if not features.isfinite().all():
         raise UserError("The features hold NaN or Inf: no density can be fitted; train with a smaller learning rate")
@@ -92,7 +93,7 @@ def squared_distances(x: Tensor, means: Tensor, whitening: Tensor) -> Tensor:
 
 
 def log_density(x: Tensor, means: Tensor, whitening: Tensor, present: Tensor) -> Tensor:
-    """`log sum_c N(x; mean_c, cov_c)` of each row `[B, D]`: equal weights, no class prior."""
+    """`log sum_c N(x; mean_c, cov_c)` `[B]` of rows `[B, D]`; classes are weighted equally, without a class prior."""
     log_norm = whitening.diagonal(dim1=-2, dim2=-1).log().sum(-1) - x.shape[-1] / 2 * math.log(2 * math.pi)
     each = log_norm - squared_distances(x, means, whitening) / 2  # [B, K]
     return each.masked_fill(~present, -torch.inf).logsumexp(-1)

@@ -1,8 +1,8 @@
 """
 Cross-entropy: the baseline that every other method is compared with.
 
-Loss: `-log softmax(z)_y`. Needs nothing. Scores: aleatoric `1 - max p`, epistemic the entropy of `p`. Unlike the
-Dirichlet methods it has no notion of total evidence: a common shift of the logits changes nothing.
+Loss: `-log softmax(z)_y`. Needs logits only. Scores: aleatoric `1 - max p`, epistemic the entropy of `p`. Unlike the
+Dirichlet methods it has no total evidence: adding a constant to all logits changes nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .base import Method, Progress
 
 @dataclass(frozen=True, kw_only=True)
 class CrossEntropy(Method):
-    """Softmax cross-entropy on the class logits; soft labels `[B, K]` work as well."""
+    """Softmax cross-entropy on the class logits; labels may be soft, `[B, K]`."""
 
     def loss(self, out: Outputs, labels: Tensor, progress: Progress) -> dict[str, Tensor]:
         return {"fit": cross_entropy(upcast(out.logits), labels, reduction="none")}

@@ -6,7 +6,7 @@ DAPPr: Dirichlet-approximated possibilistic posterior predictions (https://arxiv
     D     = Psi(alpha0 - 1) - Psi(softplus(z_y)),   Psi(t) = (1+t) log(1+t) - t log t
 
 `D` is the maxitive divergence between the Dirichlet possibility function and the projected posterior. Needs
-nothing but logits. Scores: aleatoric `1 - max alpha/alpha0`, epistemic `K/alpha0`. Close to the digamma risk
+logits only. Scores: aleatoric `1 - max alpha/alpha0`, epistemic `K/alpha0`. Close to the digamma risk
 of evidential learning for large alpha, but it neither integrates over the simplex nor needs a KL term.
 
 Differs from the paper: the paper writes `log g(p*)` with `p*` held constant. That value is unbounded below
@@ -38,21 +38,21 @@ REGULARISERS = ("spurious", "kl", "none")
 
 
 def divergence(logits: Tensor, labels: Tensor) -> Tensor:
-    """The maxitive divergence `D` of each row; labels `[B]` or soft `[B, K]`."""
+    """The maxitive divergence `D` `[B]` of logits `[B, K]`; labels `[B]`, or soft labels `[B, K]`."""
     evidence = softplus(logits)
     total = evidence.sum(-1) + (logits.shape[-1] - 1)  # alpha0 - 1
     return psi(total) - evidence_gain(evidence, one_hot_labels(labels, logits)).sum(-1)
 
 
 def log_possibility(logits: Tensor, labels: Tensor) -> Tensor:
-    """The paper's `log g(p*)` of each row, at most 0. For logs and tests: never train or select on it."""
+    """The paper's `log g(p*)` `[B]`, at most 0. For logging and tests; not a loss, and not for model selection."""
     evidence = softplus(logits)
     total = evidence.sum(-1) + (logits.shape[-1] - 1)
     if labels.dim() == logits.dim():
         target = one_hot_labels(labels, logits)
         share = ((evidence + (1 - target)) / total.unsqueeze(-1)).clamp_min(1e-30)
         return divergence(logits, labels) + (target * share.log()).sum(-1)
-    # h(alpha0) - h(alpha_y) with h(1+t) = (1+t) log1p(1/t): right to 1e-7 where the published form is not.
+    # h(alpha0) - h(alpha_y) with h(1+t) = (1+t) log1p(1/t): accurate to 1e-7 where the published form cancels.
     logit_y = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
     h_total = (1 + total) * total.reciprocal().log1p()
     h_label = (1 + softplus(logit_y)) * softplus(-log_softplus(logit_y))
@@ -66,9 +66,9 @@ class DAPPr(Scheduled, Method):
 
     Args:
         reg_weight (`float`, *optional*, defaults to 2e-4):
-            Full value of the coefficient lambda.
+            Coefficient lambda of R at the end of its schedule.
         schedule (`str`, *optional*, defaults to `"warmup"`):
-            `"warmup"`, `"linear"` or `"constant"`. A model that still answers at chance needs `"constant"`.
+            `"warmup"`, `"linear"` or `"constant"`. A model with chance accuracy at the start needs `"constant"`.
         warmup_epochs (`float`, *optional*, defaults to 10):
             Length of the warm-up, in epochs.
         regulariser (`str`, *optional*, defaults to `"spurious"`):
@@ -107,7 +107,7 @@ class DAPPr(Scheduled, Method):
 
 def dappr_loss(logits: Tensor, labels: Tensor, reg_weight: float = 2e-4) -> Tensor:
     """
-    The DAPPr loss for anybody's own training loop: the batch mean of `D + reg_weight * R`.
+    The DAPPr loss for a custom training loop: the batch mean of `D + reg_weight * R`.
 
     Args:
         logits (`Tensor`):

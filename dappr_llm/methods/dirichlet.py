@@ -1,4 +1,4 @@
-"""Dirichlet and possibility-function maths shared by the methods."""
+"""Functions of Dirichlet parameters and one-hot targets that several methods share."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ _TINY = 1e-12  # below this t, float32 autograd of t*log1p(1/t) meets inf*0
 
 
 def one_hot_labels(labels: Tensor, like: Tensor) -> Tensor:
-    """Integer labels `[B]` as one-hot rows; soft labels `[B, K]` pass through, in the dtype of `like`."""
+    """Class indices `[B]` as one-hot rows `[B, K]`, soft labels unchanged; in the dtype of `like` `[B, K]`."""
     if labels.dim() == like.dim():
         return labels.to(like.dtype)
     return one_hot(labels, like.shape[-1]).to(like.dtype)
 
 
 def log_softplus(z: Tensor) -> Tensor:
-    """`log(softplus(z))`, exact where softplus itself underflows."""
+    """`log(softplus(z))`, accurate where softplus itself underflows."""
     low = z < -15
     small = z - z.clamp_max(-15).exp() / 2
     return torch.where(low, small, softplus(z.clamp_min(-15)).log())
 
 
 def psi(t: Tensor) -> Tensor:
-    """`(1+t) log(1+t) - t log t`, without its cancellation: increasing from 0, derivative `log1p(1/t)`."""
+    """`(1+t) log(1+t) - t log t` without cancellation; increasing, 0 at `t = 0`, derivative `log1p(1/t)`."""
     t = t.clamp_min(_TINY)
     return t.log1p() + t * t.reciprocal().log1p()
 
@@ -42,9 +42,9 @@ def evidence_gain(evidence: Tensor, target: Tensor) -> Tensor:
 
 def kl_to_symmetric(alpha: Tensor, prior: float = 1.0) -> Tensor:
     """
-    `KL(Dir(alpha) || Dir(prior, ..., prior))` per row; with the default prior the reference is uniform.
+    `KL(Dir(alpha) || Dir(prior, ..., prior))` `[B]` of alpha `[B, K]`; prior 1 is the uniform distribution.
 
-    In float64: lgamma of a large total cancels badly in float32.
+    Computed in float64, since differences of large lgamma values lose their digits in float32.
     """
     a = alpha.double()
     a0 = a.sum(-1)
@@ -57,33 +57,33 @@ def kl_to_symmetric(alpha: Tensor, prior: float = 1.0) -> Tensor:
 
 
 def without_label(alpha: Tensor, target: Tensor, prior: float = 1.0) -> Tensor:
-    """`alpha` with the label's evidence taken away: what the KL term of evidential learning pulls to the prior."""
+    """`alpha` with the true class set to the prior: evidential learning's KL term penalises the remaining evidence."""
     return prior + (1 - target) * (alpha - prior)
 
 
 def squared_error(mean: Tensor, target: Tensor) -> Tensor:
-    """`(y_k - m_k)^2` of each class."""
+    """`(y_k - m_k)^2` `[B, K]`."""
     return (target - mean).square()
 
 
 def mean_variance(mean: Tensor, alpha0: Tensor) -> Tensor:
-    """Variance `m_k (1 - m_k) / (alpha0 + 1)` of each class; this form neither overflows nor cancels."""
+    """Dirichlet variance `m_k (1 - m_k) / (alpha0 + 1)` `[B, K]`; this form neither overflows nor cancels."""
     return mean * (1 - mean) / (alpha0 + 1)
 
 
 def spurious_evidence(logits: Tensor, labels: Tensor) -> Tensor:
-    """`R`: the sum of squared alpha over the wrong classes (soft labels: weighted by `1 - y`)."""
+    """`R` `[B]`: the sum of squared alpha over the wrong classes (soft labels: weighted by `1 - y`)."""
     alpha = softplus(logits) + 1
     return ((1 - one_hot_labels(labels, logits)) * alpha.square()).sum(-1)
 
 
 def clamp_keeping_gradient(x: Tensor, low: float, high: float) -> Tensor:
-    """`x` within bounds; the gradient passes as if there were none, so that a value outside can come back."""
+    """Clamp with a straight-through gradient, so that a value outside the bounds can return."""
     return x.clamp(low, high).detach() + (x - x.detach())
 
 
 def kl_divergence(alpha: Tensor, other: Tensor) -> Tensor:
-    """`KL(Dir(alpha) || Dir(other))` per row; give float64, lgamma of a large total cancels badly in float32."""
+    """`KL(Dir(alpha) || Dir(other))` `[B]`; expects float64, since large lgamma values cancel badly in float32."""
     alpha0, other0 = alpha.sum(-1), other.sum(-1)
     normalisers = (
         torch.lgamma(alpha0) - torch.lgamma(alpha).sum(-1) - torch.lgamma(other0) + torch.lgamma(other).sum(-1)
@@ -93,20 +93,13 @@ def kl_divergence(alpha: Tensor, other: Tensor) -> Tensor:
 
 
 def entropy(alpha: Tensor) -> Tensor:
-    """Differential entropy of each Dirichlet row; give float64, evidence reaches 1e13."""
+    """Differential entropy `[B]` of `Dir(alpha)`; expects float64, since evidence reaches 1e13."""
     alpha0 = alpha.sum(-1)
     normaliser = torch.lgamma(alpha).sum(-1) - torch.lgamma(alpha0)
     slopes = (alpha0 - alpha.shape[-1]) * torch.digamma(alpha0) - ((alpha - 1) * torch.digamma(alpha)).sum(-1)
     return normaliser + slopes
 
 
-def mutual_information(alpha: Tensor) -> Tensor:
-    """Mutual information between the answer and the class probabilities, per row."""
-    alpha0 = alpha.sum(-1, keepdim=True)
-    mean = alpha / alpha0
-    return (mean * (torch.digamma(alpha + 1) - torch.digamma(alpha0 + 1) - mean.log())).sum(-1)
-
-
 def expected_cross_entropy(alpha: Tensor, target: Tensor) -> Tensor:
-    """Expected `-log p_y` of a Dirichlet draw per row: `digamma(alpha0) - digamma(alpha_y)`; give float64."""
+    """Expected `-log p_y` under `Dir(alpha)`, `digamma(alpha0) - digamma(alpha_y)` `[B]`; expects float64."""
     return (target * (torch.digamma(alpha.sum(-1, keepdim=True)) - torch.digamma(alpha))).sum(-1)

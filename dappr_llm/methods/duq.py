@@ -7,19 +7,19 @@ https://arxiv.org/abs/2003.02037).
     centroids: N_c <- decay N_c + (1 - decay) n_c,  S_c <- decay S_c + (1 - decay) sum of W_c f_i,  e_c = S_c / N_c
 
 Needs `features`, `input_grad` (the penalty is differentiated twice) and `after_step` (the centroids); the model has no
-linear classifier of its own. Scores: aleatoric `1 - max K`, epistemic `min_c d_c = -log max K`: the order of
-`1 - max K`, without its ties. Kernels are judged one by one and need not sum to 1, so that all classes can be far;
-probabilities are the kernels, normalised.
+linear classifier of its own. Scores: aleatoric `1 - max K`, epistemic `min_c d_c = -log max K`, which ranks as
+`1 - max K` does but has no ties where K saturates. Kernels do not sum to 1, so that an input can be far from all
+classes; probabilities are the normalised kernels.
 
-Differs from the paper: after a step its code runs the batch once more to update the centroids; ours are updated from
-the features that the step itself had.
+Differs from the paper, whose code runs a second forward pass after each step to update the centroids: ours are updated
+from the features of the training step.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -34,21 +34,21 @@ _START_COUNT = 13.0
 
 
 def kernel_loss(distance: Tensor, target: Tensor) -> Tensor:
-    """Binary cross-entropy of `exp(-distance)`, mean over classes `[B]`, from the distance itself: K may underflow."""
+    """Binary cross-entropy `[B]` of kernels `exp(-distance)`, averaged over classes; stable where they underflow."""
     distance = distance.clamp_min(_CLOSEST)
     return (target * distance - (1 - target) * (-torch.expm1(-distance)).log()).mean(-1)
 
 
 def gradient_penalty(distance: Tensor, inputs: Tensor) -> Tensor:
-    """`(|grad_x sum_c K_c| - 1)^2` of each row; the norm is over all entries of an input."""
+    """`(|grad_x sum_c K_c| - 1)^2` `[B]`; the L2 norm over all entries of an input."""
     total = torch.exp(-distance).sum()
     (slope,) = torch.autograd.grad(total, inputs, create_graph=True)
-    norm = (slope.flatten(1).square().sum(-1) + 1e-12).sqrt()  # a plain norm has no gradient at 0
+    norm = (slope.flatten(1).square().sum(-1) + 1e-12).sqrt()  # the gradient of a plain norm is NaN at 0
     return (norm - 1).square()
 
 
 class DUQHead(nn.Module):
-    """Features → `distance` `[B, K]`; the centroids are buffers."""
+    """Features `[B, D]` → `distance` `[B, K]` to the class centroids, which are buffers."""
 
     def __init__(self, dim: int, num_classes: int, centroid_dim: int, length_scale: float, centroid_std: float = 0.05):
         super().__init__()
@@ -66,9 +66,9 @@ class DUQHead(nn.Module):
 
     @torch.no_grad()
     def update(self, features: Tensor, labels: Tensor, decay: float) -> None:
-        """Move the centroids towards the rows of their class."""
+        """Update the moving averages behind the centroids with one batch of features `[B, D]`."""
         present = one_hot_labels(labels, features.new_empty(len(labels), len(self.counts)))  # [B, K]
-        per_class = present.T @ features  # summed first: W_c f of every row would be B times as large
+        per_class = present.T @ features  # summed over rows first: W_c f of each would take B times the memory
         moved = torch.einsum("kd,mkd->km", per_class, self.weight)
         self.counts.mul_(decay).add_((1 - decay) * present.sum(0))
         self.sums.mul_(decay).add_((1 - decay) * moved)
@@ -77,21 +77,21 @@ class DUQHead(nn.Module):
 @dataclass(frozen=True, kw_only=True)
 class DUQ(Method):
     """
-    Distances to class centroids.
+    Classification by distance to class centroids.
 
     Args:
         length_scale (`float`, *optional*, defaults to 0.1):
-            Width of the kernel.
+            Length scale of the RBF kernel.
         penalty_weight (`float`, *optional*, defaults to 0.75):
             Weight of the gradient penalty; 0 saves the double backward pass.
         decay (`float`, *optional*, defaults to 0.999):
-            Memory of the centroids.
+            Decay of the centroids' moving averages.
         centroid_dim (`int`, *optional*):
             Dimension m of the centroids; by default that of the features. The weights are m x K x features: choose 32
             for wide features and many classes.
         centroid_std (`float`, *optional*, defaults to 0.05):
-            How far apart the centroids start. Where nothing normalises the features, near centroids let them collapse
-            into one point at which every kernel is 1/K; 1.0, the original code's value for a small CNN, does not.
+            Standard deviation of the initial centroids. For features without normalisation a small value lets training
+            collapse to one point where every kernel is 1/K; 1.0, the original code's value for a small CNN, does not.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"features", "input_grad", "after_step"})
@@ -119,7 +119,7 @@ class DUQ(Method):
     def loss(self, out: Outputs, labels: Tensor, progress: Progress) -> dict[str, Tensor]:
         distance = out.of_head("distance")
         terms = {"fit": kernel_loss(distance, one_hot_labels(labels, distance))}
-        # Evaluation has no differentiable input, and its loss no penalty.
+        # In evaluation the input has no gradient, and the loss has no penalty.
         if self.penalty_weight and out.inputs is not None and out.inputs.requires_grad and distance.requires_grad:
             terms["penalty"] = self.penalty_weight * gradient_penalty(distance, out.inputs)
         return terms
@@ -129,6 +129,7 @@ class DUQ(Method):
         nearest = distance.amin(-1)
         return Prediction((-distance).softmax(-1), None, -torch.expm1(-nearest), nearest)
 
-    def after_step(self, head: Any, out: Outputs, labels: Tensor) -> None:
-        assert out.features is not None, "the model fills features for methods that need them"
+    def after_step(self, head: nn.Module, out: Outputs, labels: Tensor) -> None:
+        assert isinstance(head, DUQHead)
+        assert out.features is not None, "backends fill Outputs.features for methods that need them"
         head.update(out.features.to(head.weight.dtype), labels, self.decay)

@@ -3,11 +3,11 @@ EDL: evidential deep learning (Sensoy et al. 2018, https://arxiv.org/abs/1806.01
 
     alpha = softplus(z) + 1,   m = alpha/alpha0
     loss  = sum_k (y_k - m_k)^2 + sum_k m_k (1 - m_k)/(alpha0 + 1) + lambda_e * KL(Dir(alpha~) || Dir(1))
-    alpha~ = alpha with the label's evidence taken away
+    alpha~ = alpha with the evidence of the true class removed
 
-Needs nothing but logits. Scores: aleatoric `1 - max m`, epistemic `K/alpha0`. Where DAPPr compares possibility
-functions, EDL takes the expected squared error under the Dirichlet, whose gradient fades once the evidence is large.
-With `regulariser="spurious"` (registered as `edl_spurious`) DAPPr's `R` takes the place of the KL term, for ablation.
+Needs logits only. Scores: aleatoric `1 - max m`, epistemic `K/alpha0`. Where DAPPr compares possibility functions, EDL
+takes the expected squared error under the Dirichlet, whose gradient vanishes for large evidence. With
+`regulariser="spurious"` (registered as `edl_spurious`) DAPPr's `R` replaces the KL term, for ablation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REGULARISERS = ("kl", "spurious", "none")
 
 
 def expected_error(alpha: Tensor, target: Tensor) -> Tensor:
-    """Expected squared error of a Dirichlet draw per row: squared error of the mean plus its variance."""
+    """Expected squared error `[B]` under `Dir(alpha)`: squared error of the mean plus the variance."""
     alpha0 = alpha.sum(-1, keepdim=True)
     mean = alpha / alpha0
     return (squared_error(mean, target) + mean_variance(mean, alpha0)).sum(-1)
@@ -38,7 +38,7 @@ class EDL(Scheduled, Method):
 
     Args:
         reg_weight (`float`, *optional*):
-            Full value of the coefficient; defaults to 1 for the KL term and to 2e-4 for `"spurious"`.
+            Coefficient at the end of its schedule; defaults to 1 for the KL term and to 2e-4 for `"spurious"`.
         schedule (`str`, *optional*, defaults to `"warmup"`):
             `"warmup"`, `"linear"` or `"constant"`.
         warmup_epochs (`float`, *optional*, defaults to 10):

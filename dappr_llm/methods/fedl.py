@@ -1,13 +1,13 @@
 """
 F-EDL: evidential learning with a flexible Dirichlet (Yoon and Kim 2025, https://arxiv.org/abs/2510.18322).
 
-    alpha = exp(z),   p = softmax(g_p),   tau = softplus(g_tau);   law: sum_j p_j Dir(alpha + tau e_j)
+    alpha = exp(z),   p = softmax(g_p),   tau = softplus(g_tau);   mixture: sum_j p_j Dir(alpha + tau e_j)
     A = alpha0 + tau,   mu = (alpha + tau p)/A,   Var_k = mu_k (1 - mu_k)/(A + 1) + tau^2 p_k (1 - p_k)/(A (A + 1))
     loss = sum_k (y_k - mu_k)^2 + sum_k Var_k + sum_k (y_k - p_k)^2
 
-Needs `features` (g_p and g_tau are small networks on them) and `spectral_norm` (backbone and z, not the small
-networks). Scores: epistemic `sum_k Var_k`, aleatoric `1 - sum_k mu_k^2 - sum_k Var_k`. Where EDL has one Dirichlet,
-this mixture can have a peak at several classes; it has no KL term and no coefficient to tune.
+Needs `features` (the inputs of the MLPs g_p and g_tau) and `spectral_norm` (backbone and classifier, not the MLPs).
+Scores: epistemic `sum_k Var_k`, aleatoric `1 - sum_k mu_k^2 - sum_k Var_k`. Where EDL predicts one Dirichlet, this
+mixture can have several modes; it has no KL term and no coefficient to tune.
 
 Differs from the paper's code, which sums the loss over a batch: ours is the mean.
 """
@@ -27,7 +27,7 @@ from .dirichlet import log_softplus, one_hot_labels, squared_error
 
 
 def flexible_moments(logits: Tensor, p_logits: Tensor, tau_logit: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean `[B, K]`, variance `[B, K]` and `p` `[B, K]` of the law, all in logarithms: no logit overflows."""
+    """Mean, variance and `p`, each `[B, K]`, of the mixture; computed from logarithms, so that no logit overflows."""
     p = p_logits.softmax(-1)
     log_tau = log_softplus(tau_logit).unsqueeze(-1)
     log_total = torch.logaddexp(logits.logsumexp(-1, keepdim=True), log_tau)  # log A
@@ -39,7 +39,7 @@ def flexible_moments(logits: Tensor, p_logits: Tensor, tau_logit: Tensor) -> tup
 
 
 class FEDLHead(nn.Module):
-    """Features → `p_logits` `[B, K]` and `tau_logit` `[B]`."""
+    """Features `[B, D]` → `p_logits` `[B, K]` and `tau_logit` `[B]`, by one MLP each."""
 
     def __init__(self, dim: int, num_classes: int, hidden_dim: int):
         super().__init__()
@@ -59,11 +59,11 @@ class FEDLHead(nn.Module):
 @dataclass(frozen=True, kw_only=True)
 class FEDL(Method):
     """
-    The flexible Dirichlet.
+    Evidential learning with the flexible Dirichlet distribution.
 
     Args:
         hidden_dim (`int`, *optional*, defaults to 256):
-            Width of the two small networks.
+            Hidden width of the two MLPs.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"features", "spectral_norm"})

@@ -1,4 +1,4 @@
-"""Radial normalising flows, several side by side."""
+"""Radial normalising flows, several in parallel."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-_TINY = 1e-30  # below any value a determinant takes before its parameters underflow
+_TINY = 1e-30  # smaller than any determinant before its parameters underflow
 
 
 class RadialFlows(nn.Module):
     """
-    `flows` independent stacks of radial layers over the same input, from data to a standard normal.
+    F independent stacks of radial layers that map the same input to a standard normal.
 
-    One layer moves a point along the ray from its centre: `x + b/(a + r) (x - centre)` with `r = |x - centre|`,
+    A layer moves a point along the ray from the layer's centre: `x + b/(a + r) (x - centre)` with `r = |x - centre|`,
     `a = softplus(a')` and `b = softplus(b') - a`, which keeps it invertible (Rezende and Mohamed 2015,
     https://arxiv.org/abs/1505.05770).
 
@@ -25,7 +25,7 @@ class RadialFlows(nn.Module):
         layers (`int`):
             Layers of each flow.
         flows (`int`, *optional*, defaults to 1):
-            How many flows F there are.
+            Number of flows F.
     """
 
     def __init__(self, dim: int, layers: int, flows: int = 1):
@@ -37,7 +37,7 @@ class RadialFlows(nn.Module):
         self.raw_b = nn.Parameter(torch.empty(layers, flows).uniform_(-bound, bound))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Points `[B, L]` → images `[B, F, L]` and log-determinants `[B, F]`."""
+        """Inputs `[B, L]` → outputs `[B, F, L]` and log-determinants of the Jacobians `[B, F]`."""
         x = x.unsqueeze(-2)
         log_det = x.new_zeros(())
         for centre, raw_a, raw_b in zip(self.centres, self.raw_a, self.raw_b, strict=True):
@@ -46,26 +46,13 @@ class RadialFlows(nn.Module):
             r = torch.linalg.vector_norm(offset, dim=-1)
             u = 1 / (a + r)
             x = x + ((s - a) * u).unsqueeze(-1) * offset
-            # 1 + bu and 1 + bu - bu^2 r as sums of positive parts: nothing cancels near a centre, nothing overflows.
+            # 1 + bu and 1 + bu - bu^2 r as sums of positive terms: no cancellation near a centre, no overflow.
             across = r * u + s * u
             along = r * u * (1 + a * u) + a * u * s * u
             log_det = log_det + (self.dim - 1) * across.clamp_min(_TINY).log() + along.clamp_min(_TINY).log()
         return x, log_det
 
-    def inverse(self, z: Tensor) -> Tensor:
-        """Images `[B, F, L]` → the points they came from; training never needs it, sampling and checks do."""
-        for centre, raw_a, raw_b in zip(self.centres.flip(0), self.raw_a.flip(0), self.raw_b.flip(0), strict=True):
-            a, s = softplus(raw_a), softplus(raw_b)
-            offset = z - centre
-            moved = torch.linalg.vector_norm(offset, dim=-1)
-            # r solves r^2 + (s - moved) r - a moved = 0; the form of its root depends on a sign, against cancellation.
-            half = (moved - s) / 2
-            root = (half.square() + a * moved).sqrt()
-            r = torch.where(half > 0, half + root, a * moved / (root - half).clamp_min(_TINY))
-            z = centre + (r / moved.clamp_min(_TINY)).unsqueeze(-1) * offset
-        return z
-
     def log_prob(self, x: Tensor) -> Tensor:
-        """Log-density of points `[B, L]` under each flow, `[B, F]`."""
+        """Log-density `[B, F]` of inputs `[B, L]` under each flow."""
         z, log_det = self(x)
         return log_det - z.square().sum(-1) / 2 - self.dim / 2 * math.log(2 * math.pi)

@@ -6,8 +6,8 @@ I-EDL: evidential learning weighted by Fisher information (Deng et al. 2023, htt
             - fisher_weight * log|I(alpha)| + lambda_e * KL(Dir(alpha~) || Dir(1))
     log|I| = sum_k log psi1(alpha_k) + log(1 - sum_k psi1(alpha0)/psi1(alpha_k))
 
-Needs nothing but logits. Scores as EDL: aleatoric `1 - max m`, epistemic `K/alpha0`. Differs from EDL in that classes
-with little evidence weigh more in the error, and that large evidence costs through the log-determinant.
+Needs logits only. Scores as EDL: aleatoric `1 - max m`, epistemic `K/alpha0`. Differs from EDL in that classes with
+little evidence get a larger weight in the error, and that the log-determinant penalises large evidence.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .dirichlet import kl_to_symmetric, mean_variance, one_hot_labels, squared_e
 
 def log_det_fisher(alpha: Tensor) -> Tensor:
     """
-    Log-determinant of the Dirichlet's Fisher information per row; takes float64.
+    Log-determinant `[B]` of the Fisher information of `Dir(alpha)`; expects float64.
 
-    The second term tends to `(K-1)/(2 alpha0)`: float32 loses it, and may even cross 0.
+    The argument of the second logarithm tends to `(K-1)/(2 alpha0)`, which in float32 may round to 0 or below.
     """
     trigamma = torch.polygamma(1, alpha)
     total = torch.polygamma(1, alpha.sum(-1, keepdim=True))
@@ -39,20 +39,15 @@ def log_det_fisher(alpha: Tensor) -> Tensor:
 @dataclass(frozen=True, kw_only=True)
 class IEDL(Scheduled, Method):
     """
-    EDL weighted by Fisher information.
+    EDL with class errors weighted by Fisher information.
 
     Args:
         fisher_weight (`float`, *optional*, defaults to 0.05):
             Weight of the log-determinant (the paper's lambda_1: 0.05 on CIFAR-10, 0.005 on MNIST).
-        reg_weight (`float`, *optional*, defaults to 1.0):
-            Full value of the KL term's coefficient.
-        schedule (`str`, *optional*, defaults to `"warmup"`):
-            `"warmup"`, `"linear"` or `"constant"`.
-        warmup_epochs (`float`, *optional*, defaults to 10):
-            Length of the warm-up, in epochs.
+        reg_weight, schedule, warmup_epochs:
+            Coefficient of the KL term; see [`Scheduled`].
     """
 
-    reg_weight: float = 1.0
     fisher_weight: float = 0.05
 
     def __post_init__(self) -> None:

@@ -5,30 +5,26 @@ MC dropout (Gal and Ghahramani 2016, https://arxiv.org/abs/1506.02142).
     p     = mean over M passes of softmax(z^m), dropout left on in each of them
 
 Needs a model with dropout (text: `lora_dropout` above 0). Scores: aleatoric `1 - max p`, epistemic the mutual
-information `H(p) - mean_m H(p^m)`. Trains exactly like cross-entropy; only prediction differs, and costs M passes.
-Probabilities are averaged, not logits. A deep ensemble reads its members in the same way.
+information `H(p) - mean_m H(p^m)`. Training is the same as cross-entropy; prediction takes M forward passes, whose
+probabilities (not logits) are averaged. Members of a deep ensemble are averaged in the same way.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-from torch.nn.functional import cross_entropy
-
 from ..core.errors import UserError
-from ..core.outputs import Outputs, Prediction, from_log_probs, upcast
-from .base import Method, Progress
+from .cross_entropy import CrossEntropy
 
 
 @dataclass(frozen=True, kw_only=True)
-class MCDropout(Method):
+class MCDropout(CrossEntropy):
     """
-    Cross-entropy whose predictions average several passes with dropout on.
+    Cross-entropy whose predictions average the probabilities of several forward passes with dropout on.
 
     Args:
         passes (`int`, *optional*, defaults to 10):
-            Forward passes at prediction time.
+            Stochastic forward passes M at prediction time.
     """
 
     passes: int = 10
@@ -37,9 +33,3 @@ class MCDropout(Method):
         super().__post_init__()
         if self.passes < 2:
             raise UserError(f"mc_dropout needs at least 2 passes, got {self.passes}; one pass is the method ce")
-
-    def loss(self, out: Outputs, labels: Tensor, progress: Progress) -> dict[str, Tensor]:
-        return {"fit": cross_entropy(upcast(out.logits), labels, reduction="none")}
-
-    def predict(self, out: Outputs) -> Prediction:
-        return from_log_probs(upcast(out.logits).log_softmax(-1))

@@ -1,26 +1,26 @@
 """
-NatPN: a natural posterior network with a single density (Charpentier et al. 2022, https://arxiv.org/abs/2105.04471).
+NatPN: natural posterior network with a single density (Charpentier et al. 2022, https://arxiv.org/abs/2105.04471).
 
     l = linear(features),   chi = softmax(linear(l)),   q: one radial flow over l
     alpha = 1 + n chi,   log n = log q(l) + budget
     loss  = digamma(alpha0) - digamma(alpha_y) - entropy_weight * entropy(Dir(alpha))
-    at the start of training, and once it is over, only the flow learns:   loss = -log q(l)
+    warm-up and final phase, in which only the flow is trained:   loss = -log q(l)
 
-Needs `features` and `fit_after` (the flow's last phase); the model has no linear classifier of its own. Scores:
-aleatoric `1 - max alpha/alpha0`, epistemic `-log q(l)`: the order of `K/alpha0`, without its ties. Where PostNet has a
-density per class, NatPN has one for all, so that its cost hardly grows with K.
+Needs `features` and `fit_after` (the final phase); the model has no linear classifier of its own. Scores: aleatoric
+`1 - max alpha/alpha0`, epistemic `-log q(l)`, which ranks as `K/alpha0` does but has no ties where alpha0 saturates.
+Where PostNet has one density per class, NatPN has one for all, so that its cost hardly grows with K.
 
-Differs from the paper's code, whose three phases are trainings of their own with early stopping. Here the first one
-is the beginning of the run, at most a tenth of it. The last one reads the features of the final model once and fits
-the flow to them, in a number of steps of its own: a flow learns far more slowly than an encoder, and after a short run
-it would still put more density between the classes, where unknown images come to lie, than on them.
+Differs from the paper's code, whose three phases are separate trainings with early stopping. Here the warm-up is the
+beginning of the run, at most a tenth of it. The final phase computes the features of the trained model once and fits
+the flow to them in a fixed number of steps: a flow converges far more slowly than an encoder, and after a short run it
+would still assign more density to the space between the classes, where out-of-distribution images lie, than to them.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -33,23 +33,23 @@ from .flows import RadialFlows
 from .postnet import LIMIT, posterior_terms
 
 _FIT_ROWS = 1024
-_FIT_RATE = 1e-2  # ours, not the code's 1e-3: at 2e-3 a flow took some four times as many steps
+_FIT_RATE = 1e-2  # the authors' code has 1e-3; at 2e-3 the flow took about four times as many steps
 BUDGETS = ("normal", "constant", "exp_half", "exp")
 
 
 def log_budget(dim: int, kind: str) -> float:
-    """What is added to the log-density; `"normal"` undoes how a Gaussian thins out with the dimension."""
+    """The constant added to the log-density; `"normal"` offsets how a Gaussian's density falls with its dimension."""
     return {"normal": math.log(4 * math.pi) / 2 * dim, "constant": 0.0, "exp_half": dim / 2, "exp": float(dim)}[kind]
 
 
 def natural_alpha(log_evidence: Tensor, class_logits: Tensor) -> Tensor:
-    """`1 + n chi` from `log n` `[B]` and class logits `[B, K]`."""
+    """Dirichlet parameters `1 + n chi` `[B, K]` from `log n` `[B]` and class logits `[B, K]`."""
     log_evidence = clamp_keeping_gradient(log_evidence, -LIMIT, LIMIT)
     return 1 + (log_evidence.unsqueeze(-1) + class_logits.log_softmax(-1)).exp()
 
 
 class NatPNHead(nn.Module):
-    """Features → `class_logits` `[B, K]`, `log_density` `[B]`, and the same density with the latent held still."""
+    """Features → `class_logits` `[B, K]`, `log_density` `[B]`, and `flow_density` `[B]`: the same, latent detached."""
 
     def __init__(self, dim: int, latent_dim: int, layers: int, num_classes: int):
         super().__init__()
@@ -64,7 +64,7 @@ class NatPNHead(nn.Module):
         return {"class_logits": self.classifier(latent), "log_density": density, "flow_density": still}
 
     def fit_flow(self, features: Tensor, steps: int) -> None:
-        """Maximise the mean log-density of features `[N, D]`; nothing but the flow moves."""
+        """Train the flow alone to maximise the mean log-density of features `[N, D]`."""
         with torch.no_grad():
             device = self.latent.weight.device
             latent = torch.cat([self.latent(rows.to(device)) for rows in features.split(_FIT_ROWS)])
@@ -86,7 +86,7 @@ class NatPNHead(nn.Module):
 @dataclass(frozen=True, kw_only=True)
 class NatPN(Method):
     """
-    A natural posterior network.
+    Natural posterior network.
 
     Args:
         latent_dim (`int`, *optional*, defaults to 16):
@@ -99,9 +99,9 @@ class NatPN(Method):
             Added to the log-density: `"normal"` (`L log(4 pi) / 2`), `"constant"` (0), `"exp_half"` (`L/2`) or `"exp"`
             (`L`).
         flow_warmup_epochs (`float`, *optional*, defaults to 3):
-            Epochs at the start in which only the flow learns; at most a tenth of the run.
+            Epochs at the start in which only the flow is trained; at most a tenth of the run.
         flow_finetune_steps (`int`, *optional*, defaults to 2000):
-            Steps of at most 1024 rows in which the flow is fitted to the final features; 0: none.
+            Steps, with batches of at most 1024 rows, that fit the flow to the final features; 0 for none.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"features", "fit_after"})
@@ -128,19 +128,20 @@ class NatPN(Method):
         return NatPNHead(info.features(), self.latent_dim, self.layers, info.num_classes)
 
     def flow_only(self, progress: Progress) -> bool:
-        """Whether only the flow learns now; never in evaluation, which reads the end of training."""
+        """Whether only the flow is trained now; never in evaluation, which uses `Progress.final`."""
         return progress.epoch < min(self.flow_warmup_epochs, progress.epochs / 10)
 
-    def trained(self, head: Any, progress: Progress) -> list[nn.Parameter] | None:
+    def trained(self, head: nn.Module, progress: Progress) -> list[nn.Parameter] | None:
+        assert isinstance(head, NatPNHead)
         return list(head.flow.parameters()) if self.flow_only(progress) else None
 
     def alpha(self, out: Outputs) -> Tensor:
-        """Dirichlet parameters in float64, for evidence of up to 1e13."""
+        """Dirichlet parameters `[B, K]` in float64, as evidence reaches 1e13."""
         log_evidence = out.of_head("log_density").double() + log_budget(self.latent_dim, self.budget)
         return natural_alpha(log_evidence, out.of_head("class_logits").double())
 
     def loss(self, out: Outputs, labels: Tensor, progress: Progress) -> dict[str, Tensor]:
-        # A weight of 0 and not a missing term: every parameter keeps its place in a distributed backward pass.
+        # Weight 0 instead of a missing term: DDP expects every parameter in the backward pass.
         joint = 0.0 if self.flow_only(progress) else 1.0
         terms = posterior_terms(self.alpha(out), labels, self.entropy_weight)
         dtype = out.of_head("log_density").dtype
@@ -150,11 +151,12 @@ class NatPN(Method):
     def predict(self, out: Outputs) -> Prediction:
         alpha = self.alpha(out)
         probs = (alpha / alpha.sum(-1, keepdim=True)).to(out.of_head("log_density").dtype)
-        # alpha stays out: who holds it derives K/alpha0, which ties where the density says more.
+        # No alpha: the epistemic score would be derived from it as K/alpha0, which has ties that the density lacks.
         return Prediction(probs, None, 1 - probs.amax(-1), -out.of_head("log_density"))
 
     def monitor(self, out: Outputs, labels: Tensor, progress: Progress) -> dict[str, Tensor]:
         return {"log_density": out.of_head("log_density"), "log_alpha0": torch.log(self.alpha(out).sum(-1)).float()}
 
-    def fit_head(self, head: Any, features: Tensor, labels: Tensor) -> None:
+    def fit_head(self, head: nn.Module, features: Tensor, labels: Tensor) -> None:
+        assert isinstance(head, NatPNHead)
         head.fit_flow(features, self.flow_finetune_steps)

@@ -1,13 +1,13 @@
 """
-PostNet: a posterior network with one density per class (Charpentier et al. 2020, https://arxiv.org/abs/2006.09239).
+PostNet: posterior network with one density per class (Charpentier et al. 2020, https://arxiv.org/abs/2006.09239).
 
     l = BatchNorm(linear(features)),   q_c: a radial flow per class over l
     alpha_c = 1 + N_c q_c(l),   N_c = training rows of class c
     loss    = digamma(alpha0) - digamma(alpha_y) - entropy_weight * entropy(Dir(alpha))
 
 Needs `features`; the model has no linear classifier of its own. Scores: aleatoric `1 - max alpha/alpha0`, epistemic
-`K/alpha0`. Evidence comes from a normalised density, so that it must run out away from the data; NatPN does the same
-with a single flow.
+`K/alpha0`. Evidence is proportional to a normalised density, so that it vanishes far from the training data; NatPN
+does the same with a single flow.
 
 Differs from the paper's code, which sums the loss over a batch: ours is the mean.
 """
@@ -26,7 +26,7 @@ from .base import HeadInfo, Method, Progress, check_choice
 from .dirichlet import clamp_keeping_gradient, entropy, expected_cross_entropy, one_hot_labels
 from .flows import RadialFlows
 
-LIMIT = 30.0  # of log-evidence: a collapsing latent would reach e^80
+LIMIT = 30.0  # bound of the log-evidence: a collapsing latent space would reach 80
 BUDGETS = ("counts", "one", "log", "share")
 
 
@@ -36,13 +36,13 @@ def evidence_to_alpha(log_evidence: Tensor) -> Tensor:
 
 
 def posterior_terms(alpha: Tensor, labels: Tensor, entropy_weight: float) -> dict[str, Tensor]:
-    """Expected cross-entropy and the entropy bonus; takes float64 alpha `[B, K]`."""
+    """Expected cross-entropy and entropy bonus, each `[B]`; expects float64 alpha `[B, K]`."""
     fit = expected_cross_entropy(alpha, one_hot_labels(labels, alpha))
     return {"fit": fit, "entropy": -entropy_weight * entropy(alpha)}
 
 
 def class_budget(counts: tuple[int, ...] | None, kind: str) -> Tensor:
-    """`log N_c` under the chosen budget."""
+    """`log N_c` `[K]` for the chosen kind of budget."""
     if counts is None:
         raise UserError("postnet needs the number of training rows of each class (HeadInfo.class_counts)")
     if min(counts) < 1:
@@ -53,7 +53,7 @@ def class_budget(counts: tuple[int, ...] | None, kind: str) -> Tensor:
 
 
 class PostNetHead(nn.Module):
-    """Features → `log_evidence` `[B, K]`: `log N_c + log q_c`, held within ±30."""
+    """Features `[B, D]` → `log_evidence` `[B, K]`: `log N_c + log q_c`, clamped to ±30."""
 
     def __init__(self, dim: int, latent_dim: int, layers: int, log_counts: Tensor):
         super().__init__()
@@ -67,14 +67,14 @@ class PostNetHead(nn.Module):
         return {"log_evidence": self.log_evidence(self.norm(self.latent(features)))}
 
     def log_evidence(self, latent: Tensor) -> Tensor:
-        """The class evidence of latent points `[B, L]`."""
+        """Log-evidence `[B, K]` of latents `[B, L]`."""
         return clamp_keeping_gradient(self.log_counts + self.flows.log_prob(latent), -LIMIT, LIMIT)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PostNet(Method):
     """
-    A posterior network.
+    Posterior network.
 
     Args:
         latent_dim (`int`, *optional*, defaults to 6):

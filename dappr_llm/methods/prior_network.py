@@ -1,19 +1,19 @@
 """
-Prior networks, trained on auxiliary out-of-distribution rows beside the labelled ones (Malinin and Gales 2018,
+Prior networks, trained on auxiliary out-of-distribution rows besides the labelled ones (Malinin and Gales 2018,
 https://arxiv.org/abs/1802.10501; with the reverse KL 2019, https://arxiv.org/abs/1905.13472).
 
     alpha = exp(z)
     target: t_k = 1 for every class, t_y = 1 + precision; t = 1 for an auxiliary row
     kl_pn:  loss = KL(Dir(t) || Dir(alpha)) / precision
-    rkl_pn: loss = KL(Dir(alpha) || Dir(t)) / precision      auxiliary rows weigh ood_weight
+    rkl_pn: loss = KL(Dir(alpha) || Dir(t)) / precision;     auxiliary rows are weighted by ood_weight
 
-Needs `ood_rows`: auxiliary rows, with label -1. Scores: aleatoric `1 - max alpha/alpha0`, epistemic `K/alpha0`. Where
-evidential methods hope that evidence is low far from the data, a prior network is told where it must be. The forward
-KL averages over targets: for classes that a model cannot tell apart it settles at alpha below 1, with less evidence
-than auxiliary rows have. The reverse KL does not, and learns faster.
+Needs `auxiliary_rows`, which have label -1. Scores: aleatoric `1 - max alpha/alpha0`, epistemic `K/alpha0`. Evidential
+methods rely on evidence being low far from the training data; a prior network is trained to have low evidence on the
+auxiliary rows. The forward KL averages over targets: for classes that the model confuses it converges to alpha below
+1, less evidence than auxiliary rows get. The reverse KL does not, and trains faster.
 
-Differs from the paper: labelled and auxiliary rows stand in one batch, and the loss is the mean over all of them. At
-equal shares that is half of the published sum of two means.
+Differs from the paper: labelled and auxiliary rows share a batch, and the loss is the mean over all of them. At equal
+shares that is half of the published sum of two means.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _LIMIT = 15.0  # digamma(alpha) is about -1/alpha for small alpha, and lgamma ca
 
 
 def prior_alpha(logits: Tensor) -> Tensor:
-    """`exp(z)` with `z` held within ±15."""
+    """`exp(z)` with `z` clamped to ±15."""
     return clamp_keeping_gradient(logits, -_LIMIT, _LIMIT).exp()
 
 
 def prior_targets(labels: Tensor, like: Tensor, precision: float) -> tuple[Tensor, Tensor]:
-    """The target Dirichlet of each row, and which rows are auxiliary (label -1, or a soft label of zeros)."""
+    """Target Dirichlet parameters `[B, K]`, and the mask `[B]` of auxiliary rows (label -1, or soft label 0)."""
     if labels.dim() == like.dim():
         weights = labels.to(like.dtype)
         auxiliary = weights.sum(-1) == 0
@@ -52,18 +52,18 @@ def prior_targets(labels: Tensor, like: Tensor, precision: float) -> tuple[Tenso
 @dataclass(frozen=True, kw_only=True)
 class PriorNetwork(Method):
     """
-    A Dirichlet prior network.
+    Dirichlet prior network.
 
     Args:
         precision (`float`, *optional*, defaults to 100):
-            What the label's class gets above 1 in the target (the paper's beta).
+            Target evidence of the true class (the paper's beta).
         ood_weight (`float`, *optional*, defaults to 1.0):
-            Weight of auxiliary rows (gamma).
+            Loss weight of auxiliary rows (the paper's gamma).
         reverse (`bool`, *optional*, defaults to `False`):
-            The reverse KL, registered as `rkl_pn`.
+            Use the reverse KL; registered as `rkl_pn`.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset({"ood_rows"})
+    needs: ClassVar[frozenset[str]] = frozenset({"auxiliary_rows"})
     precision: float = 100.0
     ood_weight: float = 1.0
     reverse: bool = False

@@ -5,12 +5,12 @@ R-EDL: evidential learning with a relaxed prior (Chen et al. 2024, https://openr
     loss = sum_k (y_k - pi_k)^2 + lambda_e * KL(Dir(s (1-y) + prior) || Dir(prior))
     pi_k = (s_k + prior) / (s_k + cross_weight * sum of the other s_j + prior * K)
 
-Needs nothing but logits. Scores: aleatoric `1 - max alpha/alpha0`, epistemic `prior * K/alpha0`. Differs from EDL in
-the weight of the prior (0.1 instead of 1 per class, so that less evidence suffices for a sharp answer) and in the
-variance term, which is dropped.
+Needs logits only. Scores: aleatoric `1 - max alpha/alpha0`, epistemic `prior * K/alpha0`. Differs from EDL in the
+weight of the prior (0.1 instead of 1 per class, so that less evidence gives a confident prediction) and in that the
+variance term is dropped.
 
-Differs from the paper: its uncertainty mass is `K/alpha0`; the authors' code multiplies by the prior, as we do. The
-ranking is the same.
+Differs from the paper, whose uncertainty mass is `K/alpha0`; the authors' code multiplies it by the prior, as we do.
+The ranking is the same.
 """
 
 from __future__ import annotations
@@ -35,17 +35,12 @@ class REDL(Scheduled, Method):
         prior (`float`, *optional*, defaults to 0.1):
             Dirichlet parameter of a class without evidence (the paper's lambda_2).
         cross_weight (`float`, *optional*, defaults to 1.0):
-            Weight of the other classes' evidence in the projected probability (the paper's lambda_1). Used in the loss
-            alone: predictions are `alpha/alpha0`, which it equals at 1.
-        reg_weight (`float`, *optional*, defaults to 1.0):
-            Full value of the KL term's coefficient.
-        schedule (`str`, *optional*, defaults to `"warmup"`):
-            `"warmup"`, `"linear"` or `"constant"`.
-        warmup_epochs (`float`, *optional*, defaults to 10):
-            Length of the warm-up, in epochs.
+            Weight of the other classes' evidence in the projected probability pi (the paper's lambda_1). It affects
+            the loss only; predictions are `alpha/alpha0`, which equals pi for 1.
+        reg_weight, schedule, warmup_epochs:
+            Coefficient of the KL term; see [`Scheduled`].
     """
 
-    reg_weight: float = 1.0
     prior: float = 0.1
     cross_weight: float = 1.0
 

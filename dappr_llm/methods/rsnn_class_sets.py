@@ -1,4 +1,4 @@
-"""Which sets of classes a random-set network considers: those whose features overlap most."""
+"""Choosing the sets of classes of a random-set network: those whose features overlap most."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch import Tensor
 from ..core.errors import UserError
 from .class_gaussians import fit_gaussians, squared_distances
 
-_RADIUS = 7.815  # squared; 95 % of a Gaussian in 3 dimensions lie within it
-_POINTS = 50_000  # Monte-Carlo points of all classes together
+_RADIUS = 7.815  # squared Mahalanobis radius that holds 95 % of a 3-dimensional Gaussian
+_POINTS = 50_000  # Monte-Carlo points over all classes
 
 
 def choose_sets(
     features: Tensor, labels: Tensor, num_classes: int, budget: int, embedding: str = "tsne", rows: int = 3000
 ) -> list[tuple[int, ...]]:
     """
-    The `budget` sets of two or more classes that overlap most; fewer if fewer overlap at all.
+    The `budget` sets of two or more classes that overlap most; fewer if there are not that many overlapping sets.
 
     Args:
         features (`Tensor`):
-            `[N, D]`, features of training rows.
+            Features of training rows, `[N, D]`.
         labels (`Tensor`):
             `[N]`.
         num_classes (`int`):
@@ -30,9 +30,12 @@ def choose_sets(
         budget (`int`):
             How many sets to keep.
         embedding (`str`, *optional*, defaults to `"tsne"`):
-            How features come down to 3 dimensions: `"tsne"` or the much faster, linear `"pca"`.
+            How features are reduced to 3 dimensions: `"tsne"` or the much faster, linear `"pca"`.
         rows (`int`, *optional*, defaults to 3000):
-            Rows to embed at the most, equally many of each class.
+            Maximum number of rows to embed, equally many of each class.
+
+    Returns:
+        Sets as sorted tuples of class indices, largest overlap first.
     """
     keep = _balanced(labels, rows)
     points = embed(features[keep], embedding)
@@ -42,7 +45,7 @@ def choose_sets(
 
 
 def _balanced(labels: Tensor, rows: int) -> Tensor:
-    """Indices of at most `rows` rows, drawn alike on every machine, no class taking more than its part."""
+    """Indices of at most `rows` rows, equally many per class, drawn with a fixed seed."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).to(labels.device)
     classes = labels.unique()
     part = max(rows // len(classes), 1)
@@ -50,7 +53,7 @@ def _balanced(labels: Tensor, rows: int) -> Tensor:
 
 
 def embed(features: Tensor, kind: str) -> Tensor:
-    """Features in 3 dimensions, float64."""
+    """Features `[N, D]` reduced to `[N, 3]` by `kind`; on the CPU."""
     features = features.detach().double().cpu()
     if len(features) < 8:
         raise UserError(f"rs_nn chooses its sets from training rows, and found only {len(features)}")
@@ -61,17 +64,20 @@ def embed(features: Tensor, kind: str) -> Tensor:
         return torch.nn.functional.pad(reduced, (0, 3 - reduced.shape[-1]))
     from sklearn.manifold import TSNE
 
-    reduced = centred @ directions[:50].T  # t-SNE looks at distances alone, and these are nearly all in 50 directions
+    reduced = centred @ directions[:50].T  # t-SNE uses distances only; 50 principal components keep nearly all of them
     perplexity = min(30.0, (len(features) - 1) / 3)
     return torch.from_numpy(TSNE(3, perplexity=perplexity, random_state=0, init="pca").fit_transform(reduced.numpy()))
 
 
 def ellipsoid_points(means: Tensor, whitening: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
     """
-    Points from inside the classes' ellipsoids: which ellipsoids each lies in `[P, K]`, and the volume it stands for.
+    Monte-Carlo points in the union of the classes' 95 % ellipsoids.
 
-    Points are uniform in each ellipsoid, and a point counts for one over the density with which such points fall. So
-    sums of weights are volumes, with no grid and no bounding box.
+    Points are drawn uniformly from each ellipsoid and weighted by the inverse of their total density (importance
+    sampling), so that sums of weights estimate volumes of intersections and unions without a grid.
+
+    Returns:
+        A mask `[P, K]` of the ellipsoids that contain each point, and weights `[P]` (volumes up to a common factor).
     """
     draw = torch.Generator().manual_seed(0)
     classes, size = int(present.sum()), means.shape[-1]
@@ -89,9 +95,17 @@ def ellipsoid_points(means: Tensor, whitening: Tensor, present: Tensor) -> tuple
 
 def grow_sets(inside: Tensor, weights: Tensor, budget: int) -> list[tuple[float, tuple[int, ...]]]:
     """
-    Sets by overlap (intersection over union), found by a beam that adds one class at a time.
+    The `budget` sets with the largest overlap (intersection over union); a beam search that adds one class at a time.
 
-    A larger set never overlaps more than the smaller ones in it, so only sets among the best so far need to grow.
+    A set never overlaps more than its subsets, so that only sets among the best so far are extended.
+
+    Args:
+        inside (`Tensor`):
+            Mask `[P, K]` of the classes that contain each point.
+        weights (`Tensor`):
+            Volume `[P]` of each point.
+        budget (`int`):
+            Number of sets to keep.
     """
     member = inside.double()
     grown: list[tuple[int, ...]] = [(k,) for k in range(member.shape[-1])]

@@ -52,7 +52,7 @@ class Workload:
         shape = (batch_size, self.model.config.channels, task.size, task.size)
         self.pixels = torch.rand(shape, generator=generator).to(self.device)
         self.labels = torch.randint(classes, (batch_size,), generator=generator).to(self.device)
-        if "ood_rows" in self.method.needs:  # a second batch of strange images
+        if "auxiliary_rows" in self.method.needs:  # a second batch of strange images
             self.pixels = torch.cat([self.pixels, torch.rand_like(self.pixels)])
             self.labels = torch.cat([self.labels, torch.full_like(self.labels, -1)])
         trained = [p for p in self.model.parameters() if p.requires_grad]

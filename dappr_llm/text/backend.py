@@ -24,7 +24,7 @@ from ..methods import Method, name_of, served_by
 from . import bundled_model, lm
 from .data.items import LETTERS, Columns, MCQItem, parse_item
 from .data.prepare import prepare_rows
-from .data.streams import prepare_stream, widest
+from .data.streams import most_options, prepare_stream
 from .forward_call import ForwardCall
 from .model_reader import ModelReader
 from .packing.decoder_layers import keep_differentiable
@@ -35,7 +35,7 @@ from .readouts.letters import LetterReadout
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_SERVED = frozenset({"ood_rows"})
+_SERVED = frozenset({"auxiliary_rows"})
 
 
 def check_method(method: Method) -> None:
@@ -328,7 +328,7 @@ class TextBackend(Backend):
     def check_options(self, prepared: Any, name: str) -> None:
         """Settle K if it is still open; refuse rows that offer more options than letters are trained."""
         # A stream's later rows are checked as they come.
-        counts = [widest(prepared)] if is_stream(prepared) else list(prepared["num_options"])
+        counts = [most_options(prepared)] if is_stream(prepared) else list(prepared["num_options"])
         if self.num_choices is None:
             self.num_choices = max(counts)
         for row, count in enumerate(counts):

@@ -14,8 +14,7 @@ from ..core.recipe import Recipe, check_keys
 from ..methods import Method
 from . import lm
 from .backend import TextBackend, check_method
-from .data.streams import stream_task
-from .data.streams import widest as most_options
+from .data.streams import most_options, stream_task
 from .data.tasks import MCQTask, get_task, load_task, with_naming
 from .prompt import Prompt, choice_token_ids
 

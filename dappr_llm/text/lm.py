@@ -1,4 +1,4 @@
-"""Loading a causal LM, its tokenizer, and its adapter."""
+"""Loading a causal LM, its tokenizer and a LoRA adapter."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..core.errors import UserError, nearest
-from . import bundled_model as embedded
+from . import bundled_model
 
 if TYPE_CHECKING:
-    from peft import LoraConfig, PeftModel
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from peft import LoraConfig, PeftConfig, PeftModel
+    from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
 def best_dtype() -> torch.dtype:
     """
-    What `dtype: auto` means: bfloat16 where the device has instructions for it, else float32.
+    The dtype of `dtype: auto`: bfloat16 on GPUs with native support, else float32.
 
-    On a CPU without them bfloat16 is about 35 times slower than float32.
+    On a CPU without bfloat16 instructions it is about 35 times slower than float32.
     """
     if torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False):
         return torch.bfloat16
@@ -30,7 +30,7 @@ def best_dtype() -> torch.dtype:
 
 
 def resolve_dtype(name: str | torch.dtype | None) -> torch.dtype:
-    """A dtype from its name in a recipe."""
+    """The torch dtype of a name in a recipe; `None` means `"auto"`."""
     if isinstance(name, torch.dtype):
         return name
     names = {
@@ -45,12 +45,12 @@ def resolve_dtype(name: str | torch.dtype | None) -> torch.dtype:
 
 
 def model_path(name: str) -> str:
-    """The folder or Hub id behind a model's name; the embedded default is unpacked on the way."""
-    return str(embedded.load_path()) if name == embedded.NAME else name
+    """The folder or Hub id of a model; the name of the bundled model becomes its folder, unpacked if necessary."""
+    return str(bundled_model.load_path()) if name == bundled_model.NAME else name
 
 
-def quantization_config(options: Mapping[str, Any] | Any | None) -> Any:
-    """`transformers.BitsAndBytesConfig` from recipe values, with the dtype that suits the device."""
+def quantization_config(options: Mapping[str, Any] | BitsAndBytesConfig | None) -> BitsAndBytesConfig | None:
+    """A `BitsAndBytesConfig` from the recipe's `model.quantization`; anything but a mapping is returned unchanged."""
     if options is None or not isinstance(options, Mapping):
         return options
     from transformers import BitsAndBytesConfig
@@ -62,7 +62,7 @@ def quantization_config(options: Mapping[str, Any] | Any | None) -> Any:
         values.setdefault("bnb_4bit_compute_dtype", best_dtype())
         values.setdefault("bnb_4bit_quant_type", "nf4")
         values.setdefault("bnb_4bit_use_double_quant", True)
-        if os.environ.get("ACCELERATE_USE_FSDP") == "true":  # FSDP2 shares out only weights kept in a floating dtype
+        if os.environ.get("ACCELERATE_USE_FSDP") == "true":  # FSDP2 shards floating-point weights only
             values.setdefault("bnb_4bit_quant_storage", best_dtype())
     valid = set(BitsAndBytesConfig().to_dict()) | {"load_in_4bit", "load_in_8bit"}
     for key in values:
@@ -72,10 +72,10 @@ def quantization_config(options: Mapping[str, Any] | Any | None) -> Any:
 
 
 def load_tokenizer(name: str, **kwargs: Any) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model, set up for reading the last position."""
+    """The tokenizer of a model, with left padding and a pad token."""
     from transformers import AutoTokenizer
 
-    kwargs.setdefault("trust_remote_code", False)  # unset, transformers would ask in the terminal
+    kwargs.setdefault("trust_remote_code", False)  # if unset, transformers asks in the terminal
     try:
         tokenizer = AutoTokenizer.from_pretrained(model_path(name), **kwargs)
     except (OSError, ValueError) as error:
@@ -84,7 +84,7 @@ def load_tokenizer(name: str, **kwargs: Any) -> PreTrainedTokenizerBase:
 
 
 def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Left padding, so that position -1 is the prompt's last token in every row; a pad token if there is none."""
+    """Set left padding, so that position -1 is the last token of every prompt, and a pad token if there is none."""
     tokenizer.padding_side = "left"
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
@@ -92,18 +92,21 @@ def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizer
 
 
 def load_lm(
-    name: str, dtype: str | torch.dtype | None = "auto", quantization: Any = None, **kwargs: Any
+    name: str,
+    dtype: str | torch.dtype | None = "auto",
+    quantization: Mapping[str, Any] | BitsAndBytesConfig | None = None,
+    **kwargs: Any,
 ) -> PreTrainedModel:
     """
-    A causal LM by Hub id, folder, or the name of the embedded default.
+    Load a causal LM from the Hub, a folder, or the bundled model.
 
     Args:
         name (`str`):
             Hub id, local folder, or `"smollm2-135m"`.
         dtype (`str` or `torch.dtype`, *optional*, defaults to `"auto"`):
-            Weights' dtype; see `best_dtype`.
+            Dtype of the weights; see `best_dtype`.
         quantization (`Mapping` or `BitsAndBytesConfig`, *optional*):
-            Load the frozen base in 4 or 8 bits.
+            Load the base model in 4 or 8 bits.
         kwargs:
             Passed on to `AutoModelForCausalLM.from_pretrained` (`revision`, `attn_implementation`, …).
     """
@@ -121,7 +124,7 @@ def load_lm(
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(
             f"Could not load the model {name!r}: {_first_line(error)}. Give a Hub id, a folder with config.json and "
-            f"safetensors, or {embedded.NAME!r}"
+            f"safetensors, or {bundled_model.NAME!r}"
         ) from None
     model.config.use_cache = False
     return model
@@ -132,7 +135,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _trainable_base(model: PreTrainedModel) -> PreTrainedModel:
-    """A quantised base must be prepared before an adapter on it can train; any other is ready."""
+    """The model, prepared by PEFT for k-bit training if it is quantised."""
     from peft import prepare_model_for_kbit_training
 
     if getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False):
@@ -141,7 +144,17 @@ def _trainable_base(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def add_adapter(model: PreTrainedModel, config: LoraConfig, base_name: str | None = None) -> PeftModel:
-    """A fresh adapter on a loaded model; the base is prepared first if it is quantised."""
+    """
+    Add a new LoRA adapter to a base model.
+
+    Args:
+        model (`PreTrainedModel`):
+            The base model; prepared for k-bit training if it is quantised.
+        config (`LoraConfig`):
+            Configuration of the adapter.
+        base_name (`str`, *optional*):
+            Name of the base model to save in the adapter's config.
+    """
     from peft import get_peft_model
 
     try:
@@ -161,19 +174,19 @@ def load_adapter(
     **kwargs: Any,
 ) -> PeftModel:
     """
-    An existing adapter (folder or Hub id, safetensors only) on a loaded model.
+    Load an existing adapter (safetensors only) onto a base model.
 
     Args:
         model (`PreTrainedModel`):
-            The base.
+            The base model.
         adapter (`str`):
             Folder or Hub id.
         trainable (`bool`, *optional*, defaults to `False`):
-            Whether training goes on from it.
+            Whether the adapter will be trained further.
         base_name (`str`, *optional*):
-            Under which name the base was loaded.
+            Name of the base model to save in the adapter's config.
         lora (`Mapping`, *optional*):
-            A recipe's `lora` section: its dropout is used from now on; any other value must be the adapter's own.
+            The recipe's `lora` section: `lora_dropout` may differ from the adapter's, any other value must be equal.
         kwargs:
             Passed on to `PeftModel.from_pretrained`.
     """
@@ -197,7 +210,7 @@ def load_adapter(
     return peft_model
 
 
-def _continued_config(adapter: str, lora: Mapping[str, Any]) -> Any:
+def _continued_config(adapter: str, lora: Mapping[str, Any]) -> PeftConfig:
     from peft import PeftConfig
 
     config = PeftConfig.from_pretrained(adapter)
@@ -214,7 +227,7 @@ def _continued_config(adapter: str, lora: Mapping[str, Any]) -> Any:
 
 
 def _check_fit(model: PeftModel, folder: Path) -> None:
-    """PEFT skips weights that have no place in a model: on another architecture that would leave half an adapter."""
+    """Raise a `UserError` if the adapter's LoRA weights are not those of the model; PEFT would silently skip them."""
     from peft import get_peft_model_state_dict
     from safetensors import safe_open
 
@@ -233,8 +246,8 @@ def _check_fit(model: PeftModel, folder: Path) -> None:
 
 
 def _portable_base(model: PeftModel, base_name: str | None) -> None:
-    """Let the adapter's config name its base as a Hub id where one is known, not as a path of this machine."""
-    name = embedded.public_name(base_name)
+    """Set the base model in the adapter's config to its Hub id, if known, instead of a local path."""
+    name = bundled_model.public_name(base_name)
     if name is not None:
         for config in model.peft_config.values():
             config.base_model_name_or_path = name

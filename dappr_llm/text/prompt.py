@@ -1,4 +1,4 @@
-"""The one prompt: rendering, answer letters, tokenisation that never cuts the ending."""
+"""The prompt of a multiple-choice question: rendering, token ids of the answer letters, tokenisation, truncation."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _FIELDS = {"template": {"instruction", "question", "choices"}, "choice": {"lette
 @dataclass(frozen=True)
 class Prompt:
     """
-    The layout of a question; stored with every checkpoint, because probabilities mean nothing without it.
+    The prompt template; saved with every checkpoint, since calibrated probabilities hold for one prompt only.
 
     Args:
         instruction (`str`, *optional*):
-            First line.
+            First line of the prompt.
         template (`str`, *optional*):
-            The whole prompt, with `{instruction}`, `{question}` and `{choices}`; must end where the letter follows.
+            The whole prompt, with `{instruction}`, `{question}` and `{choices}`; the answer letter follows its end.
         choice (`str`, *optional*, defaults to `"{letter}) {text}"`):
-            One option; options are joined with newlines.
+            Template of one option; options are joined by newlines.
     """
 
     instruction: str = INSTRUCTION
@@ -42,19 +42,19 @@ class Prompt:
             except ValueError as error:
                 raise UserError(f"prompt.{name} is not a valid template: {error}") from None
             required = allowed - {"instruction"}
-            # Only bare names: a checkpoint from the Hub must not reach into attributes through format strings.
+            # Plain names only: format strings of a Hub checkpoint must not access attributes ("{x.__class__}").
             if not required <= used <= allowed:
                 names = ", ".join("{" + field + "}" for field in sorted(allowed))
                 raise UserError(f"prompt.{name} must use {names} and nothing else, got {getattr(self, name)!r}")
 
     def render(self, question: str, options: Sequence[str]) -> str:
-        """The text that the model reads, ending right before the answer letter."""
+        """The prompt of one question; the answer letter is the next token."""
         lines = [self.choice.format(letter=LETTERS[i], text=text) for i, text in enumerate(options)]
         return self.template.format(instruction=self.instruction, question=question, choices="\n".join(lines))
 
     @property
     def ending(self) -> str:
-        """The last line, after which the letter is read."""
+        """The last line of the prompt, such as `"Answer:"`."""
         return self.template.rsplit("}", 1)[-1].rsplit("\n", 1)[-1]
 
     def to_dict(self) -> dict[str, str]:
@@ -63,18 +63,18 @@ class Prompt:
 
 def choice_token_ids(tokenizer: PreTrainedTokenizerBase, count: int, ending: str = "Answer:") -> list[int]:
     """
-    The vocabulary id of each answer letter where the prompt ends, checked to be one distinct token each.
+    The token id of each answer letter after the end of the prompt; a `UserError` unless each is a distinct token.
 
-    The letter is tokenised after the prompt's ending and not by itself, since tokenizers treat the start of a
-    text differently. A letter with a space before it is tried first, then without.
+    Letters are tokenised together with the end of the prompt, since tokenizers treat the start of a text differently:
+    first with a space before them, then without.
 
     Args:
         tokenizer (`PreTrainedTokenizerBase`):
             The model's tokenizer.
         count (`int`):
-            How many letters.
+            Number of letters.
         ending (`str`, *optional*, defaults to `"Answer:"`):
-            What the prompt ends with.
+            The last line of the prompt.
     """
     if count > len(LETTERS):
         raise UserError(f"{count} choices, but there are only {len(LETTERS)} letters")
@@ -102,9 +102,22 @@ def tokenize_items(
     rows: dict[str, list[Any]], tokenizer: PreTrainedTokenizerBase, prompt: Prompt, max_length: int
 ) -> dict[str, list[Any]]:
     """
-    Tokenise a batch of items (for `datasets.map(batched=True)`).
+    Tokenise a batch of items, for `Dataset.map(batched=True)`.
 
-    A prompt longer than `max_length` loses words from the start of its question; options and ending stay whole.
+    A prompt longer than `max_length` tokens loses words at the start of its question; options and ending are kept.
+
+    Args:
+        rows (`dict[str, list]`):
+            Columns `id`, `question`, `options` and `label`.
+        tokenizer (`PreTrainedTokenizerBase`):
+            The model's tokenizer.
+        prompt (`Prompt`):
+            The prompt template.
+        max_length (`int`):
+            Maximum length of a prompt in tokens.
+
+    Returns:
+        Columns `input_ids`, `labels`, `num_options`, `length` and `truncated`.
     """
     texts = [prompt.render(q, o) for q, o in zip(rows["question"], rows["options"], strict=True)]
     input_ids = tokenizer(texts)["input_ids"]
@@ -125,9 +138,9 @@ def tokenize_items(
 
 
 def _shorten(
-    item_id: str, question: str, options: Sequence[str], tokenizer: Any, prompt: Prompt, limit: int
+    item_id: str, question: str, options: Sequence[str], tokenizer: PreTrainedTokenizerBase, prompt: Prompt, limit: int
 ) -> list[int]:
-    """The prompt with as many last words of the question as fit (bisection: length grows with words)."""
+    """Token ids of the prompt with as many of the question's last words as fit into `limit` tokens (bisection)."""
     words = question.split(" ")
 
     def encode(count: int) -> list[int]:

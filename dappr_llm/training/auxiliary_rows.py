@@ -19,7 +19,7 @@ UNLABELLED = -1
 
 def check_auxiliary(method: Method, name: str, given: bool) -> None:
     """Auxiliary rows must be there for a method that needs them, and for no other."""
-    wanted = "ood_rows" in method.needs
+    wanted = "auxiliary_rows" in method.needs
     if wanted and not given:
         raise UserError(
             f"Method {name!r} learns from auxiliary rows beside the labelled ones: name a task in data.auxiliary "
@@ -27,7 +27,7 @@ def check_auxiliary(method: Method, name: str, given: bool) -> None:
         )
     if given and not wanted:
         plain = set(served_by(frozenset()))
-        users = [other for other in served_by(frozenset({"ood_rows"})) if other not in plain]
+        users = [other for other in served_by(frozenset({"auxiliary_rows"})) if other not in plain]
         raise UserError(
             f"Method {name!r} has no use for auxiliary rows: leave data.auxiliary out, or choose {' or '.join(users)}"
         )
@@ -126,7 +126,7 @@ def training_rows(trainer: DAPPrTrainer, rows: Any, auxiliary: Any, share: float
         args (`DAPPrConfig`):
             The seed.
     """
-    if auxiliary is not None or "ood_rows" in trainer.method.needs:
+    if auxiliary is not None or "auxiliary_rows" in trainer.method.needs:
         check_auxiliary(trainer.method, trainer.method_name, auxiliary is not None)
     trainer.labelled_rows = trainer.prepare(rows, "train_dataset")
     found = trainer.backend.augmented(trainer.labelled_rows)

@@ -100,7 +100,7 @@ def from_objects(
 
 def _load_auxiliary(recipe: Recipe, method: Method, own: Any, seed: int) -> Any:
     """Rows of the auxiliary task, or noise images, for a method that learns from them; `own`: the training task."""
-    if recipe.data.auxiliary is None and "ood_rows" not in method.needs:
+    if recipe.data.auxiliary is None and "auxiliary_rows" not in method.needs:
         return None
     from ..vision.build import is_noise, noise
     from .auxiliary_rows import check_auxiliary, check_names

@@ -177,7 +177,7 @@ class StepLog:
         if num_options is None:
             num_options = torch.full_like(labels, self.backend.num_choices or 0)
         values = {**logged, **evidence_stats(self.method, outputs, labels, num_options)}
-        if "ood_rows" in self.method.needs:
+        if "auxiliary_rows" in self.method.needs:
             values = split_stats(values, labels)
         values |= {f"loss/{key}": value for key, value in terms.items()}
         if common_mode and not self.backend.has_head:

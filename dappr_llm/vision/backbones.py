@@ -1,7 +1,7 @@
 """
-Backbones: any timm model by name, the ConvNet of the MNIST tables, and what is done to them before training.
+Backbones (any timm model, or the ConvNet of the MNIST experiments), small stems, LoRA and spectral normalisation.
 
-A backbone is a module that turns images `[B, C, H, W]` into pooled features `[B, D]`.
+A backbone is a module that maps images `[B, C, H, W]` to pooled features `[B, D]`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,39 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import UserError, nearest
-from .convnet import ConvNet
 
 STEMS = ("default", "small")
-# LoRA on the attention of timm's ViTs, unless the recipe says otherwise.
+# Default LoRA options: the attention layers of timm's ViTs.
 _LORA = {"r": 8, "lora_alpha": 16, "target_modules": r".*attn\.(qkv|proj)"}
+
+
+class ConvNet(nn.Module):
+    """
+    Three blocks of 5x5 convolution, 2x2 max-pooling and ReLU, then two linear layers with ReLU; all 64 wide.
+
+    Args:
+        channels (`int`, *optional*, defaults to 1):
+            Channels of the image.
+        image_size (`int`, *optional*, defaults to 28):
+            Height and width; at least 8, since it is halved three times.
+        width (`int`, *optional*, defaults to 64):
+            Channels of the convolutions and width of the linear layers.
+    """
+
+    def __init__(self, channels: int = 1, image_size: int = 28, width: int = 64):
+        super().__init__()
+        sizes = (channels, width, width, width)
+        blocks = [
+            # ReLU and max-pooling commute; pooling first leaves a quarter of the activations to the ReLU.
+            nn.Sequential(nn.Conv2d(before, after, 5, padding=2), nn.MaxPool2d(2), nn.ReLU())
+            for before, after in zip(sizes, sizes[1:], strict=False)
+        ]
+        self.convolutions = nn.Sequential(*blocks)
+        flat = width * (image_size // 8) ** 2
+        self.dense = nn.Sequential(nn.Linear(flat, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.dense(self.convolutions(images).flatten(1))  # [B, width]
 
 
 def build_backbone(
@@ -29,20 +57,21 @@ def build_backbone(
     options: Mapping[str, Any] | None = None,
 ) -> nn.Module:
     """
-    A backbone without its classifier.
+    Build a backbone without its classifier.
 
     Args:
         name (`str`):
-            `"convnet"`, or a timm model, with its weights' tag where it is pretrained (`vit_base_patch16_224.mae`).
+            `"convnet"` or a timm model name, with the tag of its pretrained weights (`vit_base_patch16_224.mae`).
         channels (`int`):
-            Channels of the images.
+            Input channels.
         image_size (`int`):
-            Their height and width.
+            Height and width of the input.
         stem (`str`, *optional*, defaults to `"default"`):
-            `"small"`: for images of 32 or 64 pixels. ResNets get a 3x3 convolution of stride 1 and lose their first
-            max-pooling; VGGs lose the dense layers that expect 7x7 maps, so that 512 pooled channels are left.
+            `"small"` for images of 32 or 64 pixels: in ResNets the first convolution becomes 3x3 with stride 1 and the
+            first max-pooling is removed; in VGGs the linear layers for 7x7 maps are removed, leaving 512 pooled
+            channels.
         pretrained (`bool`, *optional*, defaults to `False`):
-            Load timm's weights, from its cache or the Hub.
+            Load timm's pretrained weights from its cache or the Hub.
         options (`Mapping`, *optional*):
             Further arguments of `timm.create_model` (`img_size`, `patch_size`, `global_pool`, `drop_path_rate`, ...).
     """
@@ -82,13 +111,13 @@ def _timm_model(name: str, channels: int, pretrained: bool, options: dict[str, A
             raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"model.pretrained: the weights of {name} could not be had ({reason}); fetch them once where there is a "
-            "network, or set model.pretrained: false"
+            f"model.pretrained: the weights of {name} could not be loaded ({reason}); download them once with a "
+            "network connection, or set model.pretrained: false"
         ) from None
 
 
 def _small_stem(name: str, backbone: Any) -> None:
-    """Change a ResNet or a VGG, known by their parts, for small images."""
+    """Adapt a ResNet or VGG to small images, in place; recognised by their attributes."""
     first = getattr(backbone, "conv1", None)
     if isinstance(first, nn.Conv2d) and hasattr(backbone, "maxpool"):
         backbone.conv1 = nn.Conv2d(
@@ -107,7 +136,7 @@ def _small_stem(name: str, backbone: Any) -> None:
 
 @torch.no_grad()
 def feature_dim(backbone: nn.Module, channels: int, image_size: int) -> int:
-    """How many features a backbone gives; asked of the backbone itself, since edited ones no longer know."""
+    """Width D of a backbone's features, found by a forward pass; after edits timm's `num_features` may be wrong."""
     parameter = next(backbone.parameters())
     training = backbone.training
     backbone.eval()
@@ -127,7 +156,7 @@ def feature_dim(backbone: nn.Module, channels: int, image_size: int) -> int:
 
 
 def add_lora(backbone: nn.Module, options: Mapping[str, Any]) -> None:
-    """Put LoRA layers into a backbone, in place; everything else in it is frozen."""
+    """Inject LoRA layers into a backbone, in place; all its other parameters are frozen."""
     from peft import LoraConfig, inject_adapter_in_model
 
     try:
@@ -137,7 +166,7 @@ def add_lora(backbone: nn.Module, options: Mapping[str, Any]) -> None:
 
 
 class _Scale(nn.Module):
-    """Parametrisation behind spectral normalisation: the largest singular value becomes `factor`."""
+    """Parametrisation applied after spectral normalisation: scales the largest singular value to `factor`."""
 
     def __init__(self, factor: float):
         super().__init__()
@@ -148,7 +177,7 @@ class _Scale(nn.Module):
 
 
 def normalise_spectrum(module: nn.Module, factor: float = 1.0) -> None:
-    """Spectral normalisation of every convolution and dense layer; `factor` becomes their largest singular value."""
+    """Add spectral normalisation to all trainable `Conv2d` and `Linear` layers; `factor`: largest singular value."""
     from torch.nn.utils import parametrizations, parametrize
 
     for layer in [layer for layer in module.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]:

@@ -1,7 +1,7 @@
 """
-What the trainer and the pipeline need to know about images: rows → tensors, a forward pass → `Outputs`.
+`ImageBackend`: how trainer and pipeline prepare, collate and predict images with an `ImageClassifier`.
 
-The trained object stays an `ImageClassifier`; this class holds only what surrounds it.
+The backend holds settings only; the trained model stays a plain `ImageClassifier`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,9 +21,13 @@ from ..core.errors import UserError
 from ..core.outputs import Outputs
 from ..methods import Method
 from .data.images import ArrayImages, HubImages, as_grey_or_rgb, decode
-from .data.rows import ImageRows, collate_rows
-from .model import ImageClassifier
+from .data.rows import ImageRows, RowBatch, collate_rows
+from .model import ImageClassifier, ImageClassifierConfig
 from .transforms import ImageTransform
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from PIL.Image import Image
 
 WEIGHTS = "model.safetensors"
 _IMAGE_COLUMNS = ("image", "img", "pixel_values")
@@ -32,10 +36,24 @@ _LABEL_COLUMNS = ("label", "labels", "fine_label")
 
 @dataclass(frozen=True)
 class ImageItem:
-    """One image to answer: decoded, with the classes it may belong to."""
+    """
+    One image to classify.
+
+    Args:
+        id (`str`):
+            Its name or number.
+        image (`PIL.Image.Image`):
+            The decoded image, grey or RGB.
+        options (`tuple[str, ...]`):
+            Class names.
+        label (`int`, *optional*, defaults to -1):
+            Class index; -1 if unknown.
+        question (`str`, *optional*):
+            Its path, for display.
+    """
 
     id: str
-    image: Any
+    image: Image
     options: tuple[str, ...]
     label: int = -1
     question: str = ""
@@ -43,13 +61,13 @@ class ImageItem:
 
 class PreparedImages:
     """
-    Transformed rows as the trainer wants them: items by number, whole batches at once, columns by name.
+    A dataset for the trainer: transformed rows by index or in batches, and columns by name.
 
     Args:
         rows (`ImageRows`):
-            With the transform they are read through.
+            The rows, with their transform.
         num_classes (`int`):
-            K, what every row may be.
+            K, the `num_options` of every row.
     """
 
     column_names = ("id", "labels", "num_options")
@@ -72,11 +90,11 @@ class PreparedImages:
             raise KeyError(key)
         return self.rows[key]
 
-    def __getitems__(self, indices: Sequence[int]) -> Any:
+    def __getitems__(self, indices: Sequence[int]) -> RowBatch:
         return self.rows.__getitems__(indices)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let augmentation depend on the epoch."""
+        """Set the epoch that augmentation is seeded with."""
         self.rows.set_epoch(epoch)
 
 
@@ -86,13 +104,13 @@ class ImageBackend(Backend):
 
     Args:
         model (`ImageClassifier`):
-            The model; its config says how many classes there are and how images are prepared.
+            The model; its config has the classes and the transform.
         method (`Method`):
-            The method, asked what it needs.
+            The method that the model is trained with.
         train_transform (`ImageTransform`, *optional*):
-            What training images go through; by default the one of the config, without augmentation.
+            Transform of training images, with augmentation; by default that of the config, without.
         base_model (`str`, *optional*):
-            Where the backbone's pretrained weights came from.
+            Name of the backbone's pretrained weights, for the model card.
     """
 
     modality = "vision"
@@ -164,17 +182,23 @@ class ImageBackend(Backend):
 
     # --- rows -----------------------------------------------------------------------------------------------------
 
-    def prepare(self, dataset: Any, labelled: bool = True, name: str = "dataset") -> PreparedImages:
+    def prepare(
+        self,
+        dataset: PreparedImages | ImageRows | Dataset | list[dict[str, Any]],
+        labelled: bool = True,
+        name: str = "dataset",
+    ) -> PreparedImages:
         """
-        Rows of any accepted layout → transformed rows.
+        Check the labels of a dataset and attach the evaluation transform.
 
         Args:
             dataset (`ImageRows`, `Dataset` or `list[dict]`):
-                From `load_image_task`, or rows with an image and a label under their usual names.
+                From `load_image_task`, or rows with the usual column names (`image`, `label`, …).
             labelled (`bool`, *optional*, defaults to `True`):
-                Refuse rows without a class of this model. Otherwise labels of other classes count as unknown.
+                Raise a `UserError` for rows whose label is not one of the model's classes. Otherwise the labels of
+                a dataset with other classes become -1.
             name (`str`, *optional*, defaults to `"dataset"`):
-                How error messages call it.
+                Name of the dataset in error messages.
         """
         if isinstance(dataset, PreparedImages):
             return dataset
@@ -193,21 +217,21 @@ class ImageBackend(Backend):
         return PreparedImages(rows.with_transform(self.transform), self.num_choices)
 
     def _same_classes(self, rows: ImageRows, name: str) -> bool:
-        """Whether labels mean this model's classes; those of KMNIST are numbers too, but other characters."""
+        """Whether labels refer to this model's classes; KMNIST's are 0 to 9 as MNIST's, but other characters."""
         if name in ("dataset", self.settings.task):
             return True
         return list(rows.class_names) == self.class_names and not all(word.isdigit() for word in self.class_names)
 
     def augmented(self, prepared: PreparedImages) -> PreparedImages:
-        """The same rows as training sees them."""
+        """The same rows with the training transform (augmentation)."""
         return PreparedImages(prepared.rows.with_transform(self.train_transform), self.num_choices)
 
     def plain(self, prepared: PreparedImages) -> PreparedImages:
-        """The same rows without augmentation."""
+        """The same rows with the evaluation transform (no augmentation)."""
         return PreparedImages(prepared.rows.with_transform(self.transform), self.num_choices)
 
     def fingerprints(self, prepared: PreparedImages) -> list[str] | None:
-        """A short hash of every image's pixels; `None` where they are not in memory."""
+        """A short SHA-256 of each image's pixels; `None` for images that are not in memory."""
         images = prepared.rows.images
         if not isinstance(images, ArrayImages):
             return None
@@ -220,16 +244,16 @@ class ImageBackend(Backend):
     # --- single images --------------------------------------------------------------------------------------------
 
     def as_row(self, question: Any, choices: Any = None) -> Mapping[str, Any] | None:
-        """One image (a path, or Pillow's) as a row; `None` for anything that holds several."""
+        """A single image (path or Pillow image) as a row; `None` if `question` is a collection of images."""
         if choices is not None:
-            raise UserError("An image classifier knows its classes: give images, without choices")
+            raise UserError("An image classifier has fixed classes: pass images without choices")
         if isinstance(question, Mapping):
             return question
         is_one = isinstance(question, str | Path) or hasattr(question, "getbands")
         return {"image": question} if is_one else None
 
     def items(self, rows: Sequence[Any], start: int = 0, name: str = "image") -> list[ImageItem]:
-        """Paths, Pillow images, or mappings that hold one, as decoded items."""
+        """Decode paths, Pillow images, or mappings with an `image` into items."""
         return [self._item(row, f"{name} {number}", str(number)) for number, row in enumerate(rows, start)]
 
     def _item(self, row: Any, where: str, default_id: str) -> ImageItem:
@@ -249,7 +273,7 @@ class ImageBackend(Backend):
         return ImageItem(str(values.get("id", name)), decoded, tuple(self.class_names), label, name)
 
     def encode(self, items: Sequence[ImageItem]) -> list[dict[str, Any]]:
-        """Items → rows for `collate`."""
+        """Transform items into rows for `collate`."""
         common = {"num_options": self.num_choices, "length": 0, "own_options": False}
         return [
             {"pixel_values": self.transform(item.image), "labels": item.label, "row": i, **common}
@@ -257,15 +281,15 @@ class ImageBackend(Backend):
         ]
 
     def content_key(self, item: ImageItem) -> str:
-        """What an image shows, as one text: equal for equal pixels, wherever they stand."""
+        """A string that is equal for images with the same size and pixels."""
         return f"{item.image.size} {hashlib.sha256(item.image.tobytes()).hexdigest()}"
 
     def option_names(self, item: ImageItem) -> list[str]:
-        """What the classes are called."""
+        """The class names."""
         return list(item.options)
 
     def ask_row(self, read: Callable[[str], str]) -> Mapping[str, Any] | None:
-        """An image asked for in the terminal."""
+        """Ask for an image path in the terminal; `None` for an empty line."""
         path = read("Image: ").strip()
         return {"image": path} if path else None
 
@@ -276,7 +300,7 @@ class ImageBackend(Backend):
         return {"class_names": list(self.class_names)}
 
     def config(self) -> dict[str, Any]:
-        """What is needed to read this checkpoint's outputs again."""
+        """The backend's settings for `uncertainty_config.json`."""
         return {
             "modality": self.modality,
             "base_model": self.base_model,
@@ -288,20 +312,20 @@ class ImageBackend(Backend):
         }
 
 
-def _classifier(model: Any) -> ImageClassifier:
+def _classifier(model: nn.Module) -> ImageClassifier:
     if not isinstance(model, ImageClassifier):
         raise UserError(f"An image backend needs an ImageClassifier, not {type(model).__name__}")
     return model
 
 
-def _transform_of(config: Any) -> ImageTransform:
+def _transform_of(config: ImageClassifierConfig) -> ImageTransform:
     if config.transform is not None:
         return ImageTransform.from_dict(config.transform)
     return ImageTransform(size=config.image_size, channels=config.channels)
 
 
-def _as_rows(dataset: Any, class_names: list[str], name: str) -> ImageRows:
-    """Rows of a user's own, a `datasets.Dataset` or a list of mappings, with the usual column names."""
+def _as_rows(dataset: Dataset | list[dict[str, Any]], class_names: list[str], name: str) -> ImageRows:
+    """`ImageRows` from a `datasets.Dataset` or a list of dictionaries with the usual column names."""
     if isinstance(dataset, list):
         from datasets import Dataset, Features, Image, Value
 

@@ -1,9 +1,10 @@
-"""Recipe or checkpoint → image model, backend and rows; `run.py` decides when."""
+"""Building model, backend and datasets of an image recipe, and loading an image checkpoint."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from ..core.recipe import Recipe, check_keys
 from ..methods import Method
 
 if TYPE_CHECKING:
+
     from ..training.config import DAPPrConfig
     from .backend import ImageBackend
     from .data.rows import ImageRows
@@ -22,7 +24,7 @@ WEIGHTS = "model.safetensors"
 
 
 def is_image_recipe(recipe: Recipe) -> bool:
-    """Whether a recipe trains on images; one that names only half of what that takes is refused."""
+    """Whether a recipe trains an image classifier (`model.backbone`); a `UserError` for an image task without one."""
     from .data.tasks import is_image_task
 
     if recipe.model.backbone is None and is_image_task(recipe.data.train):
@@ -31,7 +33,7 @@ def is_image_recipe(recipe: Recipe) -> bool:
 
 
 def build_task(recipe: Recipe) -> ImageTask:
-    """The training task, with the recipe's own share of validation rows."""
+    """The training task of a recipe, with its `data.validation_fraction`."""
     from .data.tasks import get_image_task
 
     task = get_image_task(recipe.data.train)
@@ -41,7 +43,20 @@ def build_task(recipe: Recipe) -> ImageTask:
 
 
 def build_data(recipe: Recipe, task: ImageTask, seed: int) -> tuple[ImageRows, ImageRows | None]:
-    """Training and validation rows; the seed decides who validates."""
+    """
+    Training and validation rows of an image recipe; unreadable images are an error before training starts.
+
+    Args:
+        recipe (`Recipe`):
+            Its `data` section is read.
+        task (`ImageTask`):
+            The training task, from [`build_task`].
+        seed (`int`):
+            Seed of the validation split, where the task has none of its own.
+
+    Returns:
+        Training rows, and validation rows or `None`.
+    """
     from .data.tasks import load_image_task
 
     data = recipe.data
@@ -49,18 +64,22 @@ def build_data(recipe: Recipe, task: ImageTask, seed: int) -> tuple[ImageRows, I
     validation = None
     if data.validation_split is not None:
         validation = load_image_task(task, data.validation_split, data.root, data.max_validation_samples, seed=seed)
+    if os.environ.get("RANK", "0") == "0":  # the other ranks read the same files
+        for rows in (train, validation):
+            if rows is not None:
+                rows.verify()
     return train, validation
 
 
-def is_noise(auxiliary: Any) -> bool:
-    """Whether `data.auxiliary` asks for noise instead of a task's rows."""
+def is_noise(auxiliary: object) -> bool:
+    """Whether `data.auxiliary` is `"noise"` and not a task."""
     from .data.noise import NOISE
 
     return auxiliary == NOISE
 
 
 def noise(recipe: Recipe, task: ImageTask, seed: int) -> ImageRows:
-    """Images of noise in the training images' shape."""
+    """Auxiliary rows of noise images, in the shape of the training images."""
     from .data.noise import noise_rows
 
     return noise_rows(task.channels, recipe.model.image_size or task.resize or task.size, seed)
@@ -77,17 +96,21 @@ def build_classifier(
     recipe: Recipe, task: ImageTask, train: ImageRows, method: Method, method_name: str, seed: int
 ) -> tuple[ImageClassifier, ImageBackend]:
     """
-    The classifier of a recipe and what surrounds it.
+    The classifier and backend of an image recipe.
 
     Args:
         recipe (`Recipe`):
-            Its `model`, `lora` and `data.augment` are read.
-        task, train:
-            The task and its training rows, which say how many classes there are and what images look like.
-        method, method_name:
-            The method, which decides on outputs and head.
+            Its `model`, `lora` and `data.augment` sections are used.
+        task (`ImageTask`):
+            The training task, for channels and image size.
+        train (`ImageRows`):
+            Training rows, for the classes and their counts.
+        method (`Method`):
+            The method, for the number of outputs and the head.
+        method_name (`str`):
+            Its name in the registry.
         seed (`int`):
-            Where random weights start.
+            Seed of the initial weights.
     """
     import torch
     from transformers import set_seed
@@ -138,7 +161,7 @@ def _lora(recipe: Recipe) -> dict[str, Any] | None:
 
 
 def _start_from(model: ImageClassifier, folder: str) -> None:
-    """Weights of a checkpoint; a head only where the same method left it."""
+    """Load the weights of a checkpoint folder; the method's head only if it was trained with the same method."""
     from safetensors.torch import load_file
 
     from .model import ImageClassifierConfig

@@ -1,9 +1,8 @@
 """
-`ImageClassifier`: a backbone, a classifier and a method's own head as one `PreTrainedModel`.
+`ImageClassifier`: backbone, linear classifier and method head as one `PreTrainedModel`.
 
-One `config.json` and one `model.safetensors` hold all of it, the statistics of batch normalisation included. It is
-registered with transformers: after `import dappr_llm.vision.model`, `AutoModelForImageClassification.from_pretrained`
-opens a checkpoint too.
+It is saved as `config.json` and `model.safetensors`, batch-normalisation statistics included, and registered with
+transformers: after `import dappr_llm.vision.model`, `AutoModelForImageClassification.from_pretrained` loads it too.
 """
 
 from __future__ import annotations
@@ -27,40 +26,40 @@ _HUB = ("revision", "token", "cache_dir", "local_files_only", "subfolder", "forc
 
 class ImageClassifierConfig(PretrainedConfig):
     """
-    What an [`ImageClassifier`] is made of.
+    Configuration of an [`ImageClassifier`].
 
     Args:
         backbone (`str`, *optional*, defaults to `"resnet18"`):
-            `"convnet"` or a timm model.
+            `"convnet"` or a timm model name.
         num_classes (`int`, *optional*, defaults to 10):
-            K.
+            Number of classes K.
         class_names (`Sequence[str]`, *optional*):
-            Their names; kept as `id2label`.
+            Names of the classes; saved as `id2label`.
         channels, image_size (`int`, *optional*, default to 3 and 32):
-            Of the images that the model sees.
+            Shape of the input images.
         transform (`Mapping`, *optional*):
-            Fields of [`ImageTransform`]: how images become tensors, those of other data sets too.
+            Fields of the [`ImageTransform`] for evaluation, also used for OOD datasets.
         task (`str`, *optional*):
-            The task it was trained on, whose labels are its classes even where these are mere numbers.
+            Name of the training task. Labels of other tasks are ignored if class names are mere numbers.
         stem (`str`, *optional*, defaults to `"default"`):
             `"small"` for images of 32 or 64 pixels; see [`build_backbone`].
         hidden (`Sequence[int]`, *optional*):
-            Widths of dense layers (each with ReLU) between backbone and classifier.
+            Widths of linear layers (each with ReLU) between backbone and classifier.
         dropout (`float`, *optional*, defaults to 0.0):
-            Before the classifier and between the dense layers; what MC dropout leaves on.
+            Dropout before the classifier and between the hidden layers; MC dropout samples it.
         frozen (`bool`, *optional*, defaults to `False`):
-            Train only what comes after the backbone.
+            Freeze the backbone and train only the layers after it.
         backbone_options (`Mapping`, *optional*):
             Further arguments of `timm.create_model`.
         lora (`Mapping`, *optional*):
-            Fields of `peft.LoraConfig`: train LoRA layers in the backbone instead of the backbone.
+            Fields of `peft.LoraConfig`: train LoRA layers in the frozen backbone.
         method (`Mapping`, *optional*):
-            `name` and `options` of the method, which decides on outputs, head and spectral normalisation. Without
-            one: K outputs.
+            `name` and `options` of the method, which determines the number of logits, the head and spectral
+            normalisation. Without one: K logits.
         class_counts (`Sequence[int]`, *optional*):
-            Training images per class, for methods whose head wants them.
+            Training images per class, for methods whose head needs them (PostNet, DAEDL).
         spectral_factor (`float`, *optional*, defaults to 1.0):
-            Largest singular value of each layer, where the method needs spectral normalisation.
+            Largest singular value of each layer, for methods with spectral normalisation.
     """
 
     model_type = "dappr_image_classifier"
@@ -110,22 +109,22 @@ class ImageClassifierConfig(PretrainedConfig):
 
     @property
     def class_names(self) -> list[str]:
-        """The classes in order."""
+        """Class names in the order of the labels."""
         return [self.id2label[i] for i in range(self.num_classes)]
 
 
 @dataclass
 class ImageClassifierOutput(ModelOutput):
     """
-    What one forward pass gives, in float32.
+    Output of a forward pass, in float32.
 
     Args:
         logits (`Tensor`, *optional*):
-            `[B, C]`; missing where a method reads nothing but its head.
+            `[B, C]`; `None` for methods that use only their head.
         features (`Tensor`):
-            `[B, D]`, what the classifier sees.
+            `[B, D]`, the input of classifier and head.
         head (`dict[str, Tensor]`, *optional*):
-            What the method's head returned.
+            Outputs of the method's head by name.
     """
 
     logits: Tensor | None = None
@@ -135,13 +134,13 @@ class ImageClassifierOutput(ModelOutput):
 
 class ImageClassifier(PreTrainedModel):
     """
-    Images → logits, features, and whatever the method's head adds.
+    An image classifier with a method's head.
 
     Args:
         config (`ImageClassifierConfig`):
-            What to build.
+            Its configuration.
         pretrained (`bool`, *optional*, defaults to `False`):
-            Start from timm's weights. A checkpoint of ours holds all weights and never asks for them.
+            Initialise the backbone with timm's pretrained weights. Not needed for our checkpoints, which are complete.
 
     Example:
 
@@ -186,21 +185,26 @@ class ImageClassifier(PreTrainedModel):
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
-        cls, name: str | Path, *args: Any, config: Any = None, dtype: Any = None, **kwargs: Any
+        cls,
+        name: str | Path,
+        *args: Any,
+        config: ImageClassifierConfig | None = None,
+        dtype: torch.dtype | str | None = None,
+        **kwargs: Any,
     ) -> ImageClassifier:
         """
-        A saved classifier, in evaluation mode.
+        Load a saved classifier, in evaluation mode.
 
-        Not transformers' own way, which builds models without memory first: what timm computes at construction and
-        does not save (Swin's positions, for one) would be lost.
+        Overrides transformers' loading on the meta device, which would lose the non-persistent buffers that timm
+        computes at construction (such as Swin's relative positions).
 
         Args:
             name (`str` or `Path`):
-                A folder or Hub id.
+                Folder or Hub id.
             config (`ImageClassifierConfig`, *optional*):
-                Another configuration than the saved one.
+                Configuration to use instead of the saved one.
             dtype (`torch.dtype` or `str`, *optional*):
-                Of the weights; by default as saved.
+                Dtype of the weights; by default float32.
             kwargs:
                 `revision`, `token`, `cache_dir`, `local_files_only`, `subfolder`, `force_download`.
         """
@@ -218,16 +222,16 @@ class ImageClassifier(PreTrainedModel):
 
     def load_weights(self, weights: Mapping[str, Tensor], where: str, head: bool = True) -> None:
         """
-        Take over saved weights, all of them or none.
+        Load a state dictionary; a `UserError` if keys or shapes do not match.
 
         Args:
             weights (`Mapping[str, Tensor]`):
-                A state dictionary.
+                The state dictionary.
             where (`str`):
-                Its file, for messages.
+                Its file, for error messages.
             head (`bool`, *optional*, defaults to `True`):
-                Whether the method's head must be among them; another method starts with its own, and may have no
-                linear classifier or be the first to have one.
+                Load the method's head. `False` for weights of another method: the head keeps its initial weights, and
+                so does the linear classifier if only one of the two methods has one.
         """
         own = () if head else ("method_head.",)
         if not head and (self.classifier is None) == any(key.startswith("classifier.") for key in weights):
@@ -243,11 +247,11 @@ class ImageClassifier(PreTrainedModel):
             raise UserError(f"{where} does not fit this model: it {problem}")
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Nothing: timm, torch and the heads have initialised their own weights."""
+        """No-op: timm, torch and the heads initialise their own weights."""
 
     @property
     def feature_dim(self) -> int:
-        """D, what the classifier and the method's head see."""
+        """Width D of the features that classifier and head receive."""
         return self.hidden[-2].out_features if len(self.hidden) else self._pooled()
 
     def _pooled(self) -> int:
@@ -256,7 +260,7 @@ class ImageClassifier(PreTrainedModel):
         return feature_dim(self.backbone, self.config.channels, self.config.image_size)
 
     def train(self, mode: bool = True) -> ImageClassifier:
-        """As any module's; a frozen backbone stays in evaluation mode, so that its statistics do not move."""
+        """Set training mode; a frozen backbone stays in evaluation mode, which fixes its batch-norm statistics."""
         super().train(mode)
         if self.config.frozen and self.config.lora is None:
             self.backbone.eval()
@@ -274,7 +278,7 @@ class ImageClassifier(PreTrainedModel):
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
             pooled = self.backbone(pixel_values)
         features = self.hidden(pooled).float()
-        # Evidence is worth nothing in half precision: the last layer and the head run in float32.
+        # The last layer and the head run in float32: half precision is too coarse for evidence.
         with torch.autocast(device_type=pixel_values.device.type, enabled=False):
             logits = None
             if self.classifier is not None:

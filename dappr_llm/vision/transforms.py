@@ -1,9 +1,8 @@
 """
-Pixels → what a backbone takes: geometry, augmentation, normalisation.
+Image transforms: resizing, cropping, augmentation and normalisation of uint8 batches `[B, C, H, W]`.
 
-Everything works on uint8 batches `[B, C, H, W]`; images of different sizes pass `frame` one by one and the rest
-together. One transform is made for the training task and used for every other set, so that OOD images get the
-training task's geometry and are normalised with its mean and standard deviation.
+`frame` brings images to one size (images of different sizes one by one), `finish` processes them as a batch. The
+transform of the training task is used for every dataset, so that OOD images are resized and normalised alike.
 """
 
 from __future__ import annotations
@@ -26,33 +25,33 @@ if TYPE_CHECKING:
 AUGMENTATIONS = ("crop", "resized_crop", "flip", "rotate")
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
 _Y, _X, _FLIP, _AREA, _RATIO, _ANGLE = range(6)
-_LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow turns colours to grey
+_LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as in Pillow's conversion to grey
 _MOST_PIXELS = 100_000_000
 
 
 @dataclass(frozen=True)
 class ImageTransform:
     """
-    How images become tensors; `to_dict` goes into a checkpoint, so that they become the same tensors again.
+    Transform from images to normalised tensors; its settings (`to_dict`) are saved in the checkpoint.
 
     Args:
         size (`int`):
-            Side of the square that comes out.
+            Height and width of the output.
         channels (`int`, *optional*, defaults to 3):
-            1 or 3. Grey images are repeated, colours are weighed to grey.
+            1 or 3. Grey images are repeated to 3 channels, colours are converted to grey for 1.
         mean (`tuple[float, ...]`, *optional*, defaults to no shift):
-            Per channel, of values in [0, 1].
+            Mean per channel, for pixel values in [0, 1].
         std (`tuple[float, ...]`, *optional*, defaults to no scaling):
-            Per channel.
+            Standard deviation per channel.
         resize (`int`, *optional*):
-            Short side before the crop. `None`: both sides become `size`.
+            Length of the short side before the crop. `None`: both sides are resized to `size`.
         keep_native (`bool`, *optional*, defaults to `True`):
-            Leave images alone that are `size` × `size` already.
+            Do not resize images that are already `size` × `size` (native).
         augment (`tuple[str, ...]`, *optional*):
-            `"crop"` (random place; a native image is padded first), `"resized_crop"` (random place and scale),
-            `"flip"` (left and right, half of the time), `"rotate"` (up to 15 degrees).
+            `"crop"` (random crop; a native image is padded first), `"resized_crop"` (random position and scale),
+            `"flip"` (horizontal, with probability 0.5), `"rotate"` (up to 15 degrees).
         padding (`int`, *optional*, defaults to 4):
-            Black pixels around a native image before `"crop"`.
+            Zero padding of a native image before `"crop"`.
         interpolation (`str`, *optional*, defaults to `"bilinear"`):
             `"nearest"`, `"bilinear"` or `"bicubic"`.
     """
@@ -88,11 +87,11 @@ class ImageTransform:
 
     @property
     def num_draws(self) -> int:
-        """Random numbers that a row needs."""
+        """Random numbers that augmentation needs per row."""
         return _ANGLE + 1 if self.augment else 0
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able settings; [`ImageTransform.from_dict`] reads them back."""
+        """Settings as JSON-serialisable values, for [`ImageTransform.from_dict`]."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
     @classmethod
@@ -104,12 +103,8 @@ class ImageTransform:
                 raise UserError(f"Unknown key {key!r} in the image transform; {nearest(key, names)}")
         return cls(**values)
 
-    def for_evaluation(self) -> ImageTransform:
-        """The same without augmentation."""
-        return ImageTransform.from_dict({**self.to_dict(), "augment": []})
-
     def __call__(self, image: Image | Tensor) -> Tensor:
-        """One Pillow image or uint8 tensor `[C, H, W]`; augmentation draws from torch's generator."""
+        """Transform one Pillow image or uint8 tensor `[C, H, W]`; augmentation uses torch's global generator."""
         import torch
 
         pixels: Any = torch.from_numpy(_pillow_pixels(image)) if hasattr(image, "getbands") else image
@@ -120,13 +115,16 @@ class ImageTransform:
 
     def frame(self, images: Tensor, chance: np.ndarray) -> Tensor:
         """
-        Channels, resizing and cropping.
+        Resize, convert channels and crop.
 
         Args:
             images (`Tensor`):
                 uint8 `[B, C, H, W]`.
             chance (`np.ndarray`):
-                `[B, num_draws]` numbers in [0, 1).
+                Random numbers `[B, num_draws]` in [0, 1).
+
+        Returns:
+            uint8 `[B, channels, size, size]`.
         """
         if "resized_crop" in self.augment:
             return to_channels(self._resized_crop(images, chance), self.channels)
@@ -145,13 +143,16 @@ class ImageTransform:
 
     def finish(self, images: Tensor, chance: np.ndarray) -> Tensor:
         """
-        Flips and rotations, then floats, scaled and normalised.
+        Flip and rotate, then scale to [0, 1] and normalise.
 
         Args:
             images (`Tensor`):
-                uint8 `[B, C, size, size]` from `frame`.
+                uint8 `[B, channels, size, size]` from `frame`.
             chance (`np.ndarray`):
-                The numbers that `frame` got.
+                The random numbers given to `frame`.
+
+        Returns:
+            float32 `[B, channels, size, size]`.
         """
         import torch
 
@@ -183,7 +184,7 @@ class ImageTransform:
         return v2.functional.resize(images, list(sides), interpolation=mode, antialias=True)
 
     def _resized_crop(self, images: Tensor, chance: np.ndarray) -> Tensor:
-        """A random 8 to 100 % of the area with a ratio of sides between 3/4 and 4/3, scaled to the square."""
+        """Crop 8 to 100 % of the area with an aspect ratio between 3/4 and 4/3 at random, and resize it to `size`."""
         import torch
 
         height, width = images.shape[-2:]
@@ -210,25 +211,23 @@ def build_transform(
     interpolation: str | None = None,
 ) -> ImageTransform:
     """
-    The transform of a training task; what is not given is the task's own.
+    The transform of a training task; arguments that are not given are the task's.
 
     Args:
         task (`ImageTask`):
-            The task that is trained on. OOD sets take its transform too.
+            The training task. OOD datasets use its transform too.
         train (`bool`, *optional*, defaults to `False`):
-            With augmentation.
+            Include augmentation.
         size (`int`, *optional*):
-            Another side, for instance the one that a pretrained ViT wants; `resize` scales along.
-        mean (`Sequence[float]`, *optional*):
-            Per channel.
-        std (`Sequence[float]`, *optional*):
-            Per channel.
+            Height and width of the output, for instance that of a pretrained ViT; `resize` is scaled with it.
+        mean, std (`Sequence[float]`, *optional*):
+            Normalisation per channel.
         augment (`str` or `Iterable[str]`, *optional*):
             Names as in `ImageTransform`; `"none"` or `[]` for none.
         channels (`int`, *optional*):
-            Channels that the backbone wants.
+            Input channels of the backbone.
         resize (`int`, *optional*):
-            Short side before the crop.
+            Length of the short side before the crop.
         interpolation (`str`, *optional*):
             As in `ImageTransform`.
     """
@@ -239,7 +238,7 @@ def build_transform(
         resize = task.resize if size is None else round(task.resize * size / task.size)
     channels = channels or task.channels
     given = (task.mean if mean is None else mean, task.std if std is None else std)
-    if channels != task.channels:  # statistics of colours for grey images, or the reverse
+    if channels != task.channels:  # statistics of RGB images for grey ones, or the reverse
         given = tuple(_per_channel(tuple(values), channels, "mean") for values in given)  # type: ignore[assignment]
     return ImageTransform(
         size=size or task.size,
@@ -249,13 +248,13 @@ def build_transform(
         resize=resize,
         keep_native=task.keep_native,
         augment=tuple(words) if train else (),
-        padding=max(1, round((size or task.size) / 8)),  # 4 of CIFAR's 32, and the same share of other sizes
+        padding=max(1, round((size or task.size) / 8)),  # 4 pixels for CIFAR's 32, in proportion for other sizes
         interpolation=interpolation or task.interpolation,
     )
 
 
 def to_channels(images: Tensor, channels: int) -> Tensor:
-    """Grey images repeated to three channels, or colours weighed to one; uint8 `[B, C, H, W]`."""
+    """Convert uint8 images `[B, C, H, W]` to 1 channel (luma) or 3 channels (repeated)."""
     import torch
 
     if images.shape[1] == channels:
@@ -268,17 +267,17 @@ def to_channels(images: Tensor, channels: int) -> Tensor:
 
 def random_crop(images: Tensor, size: int, padding: int, chance: np.ndarray) -> Tensor:
     """
-    A square at a random place of each image.
+    Crop a square at a random position of each image.
 
     Args:
         images (`Tensor`):
             `[B, C, H, W]`.
         size (`int`):
-            Side of the square.
+            Height and width of the crop.
         padding (`int`):
-            Black pixels added on every side first.
+            Zero padding on every side before the crop.
         chance (`np.ndarray`):
-            `[B, 2]` numbers in [0, 1): how far down, how far right.
+            Random numbers `[B, 2]` in [0, 1): vertical and horizontal position.
     """
     import torch
 
@@ -290,7 +289,7 @@ def random_crop(images: Tensor, size: int, padding: int, chance: np.ndarray) -> 
         pixels = padded
     room = np.array([side - size + 1 for side in pixels.shape[-2:]])
     out = np.empty((*pixels.shape[:2], size, size), dtype=pixels.dtype)
-    for i, (top, left) in enumerate((chance * room).astype(int).tolist()):  # a slice each beats one gather of all
+    for i, (top, left) in enumerate((chance * room).astype(int).tolist()):  # slices are faster than a gather
         out[i] = pixels[i, :, top : top + size, left : left + size]
     return torch.from_numpy(out)
 
@@ -298,7 +297,7 @@ def random_crop(images: Tensor, size: int, padding: int, chance: np.ndarray) -> 
 def _flipped(images: Tensor, chosen: np.ndarray) -> Tensor:
     import torch
 
-    pixels = images.numpy().copy()  # NumPy's indexing is several times quicker here than torch's
+    pixels = images.numpy().copy()  # NumPy's indexing is several times faster here than torch's
     pixels[chosen] = pixels[chosen, ..., ::-1]
     return torch.from_numpy(pixels)
 
@@ -321,7 +320,7 @@ def _per_channel(values: tuple[float, ...], channels: int, name: str) -> tuple[f
     raise UserError(f"{name} has {len(values)} values for {channels} channels: {list(values)}")
 
 
-def _pillow_pixels(image: Any) -> np.ndarray:
+def _pillow_pixels(image: Image) -> np.ndarray:
     from .data.images import as_grey_or_rgb
 
     pixels = np.array(as_grey_or_rgb(image, "image"))

@@ -5,47 +5,11 @@ import math
 
 import numpy as np
 import pytest
+from random_tables import calibration_table as make_table
 from scipy.stats import beta
 
 from dappr_llm.core.errors import UserError
-from dappr_llm.decisions.rule import Decision, calibrate, fit_temperature, scale, table_hash
-from dappr_llm.evaluation.prediction_table import PredictionTable
-
-
-def make_table(n=600, seed=0, sharpness=2.0, temperature=1.0, mixed=False, dirichlet=True):
-    """Labels drawn from softmax(z); the model states softmax(z / temperature), with evidence that grows with |z|."""
-    draw = np.random.default_rng(seed)
-    logits = sharpness * draw.normal(size=(n, 4))
-    counts = np.where(np.arange(n) % 2, 3, 4) if mixed else np.full(n, 4)
-    logits[np.arange(4) >= counts[:, None]] = -np.inf
-    true = np.exp(logits - logits.max(axis=1, keepdims=True))
-    true /= true.sum(axis=1, keepdims=True)
-    labels = (true.cumsum(axis=1) > draw.random(n)[:, None]).argmax(axis=1)
-    stated, _ = scale(true, None, counts, temperature)
-    stated = np.maximum(stated, 1e-6)
-    stated /= stated.sum(axis=1, keepdims=True)
-    alpha = stated * draw.gamma(4, 3, size=(n, 1)) if dirichlet else None
-    return PredictionTable.from_arrays(
-        [f"row {i}" for i in range(n)], labels, stated, num_options=counts, alpha=alpha,
-        meta={"task": "made", "split": "validation", "num_choices": 4},
-    )  # fmt: skip
-
-
-def test_temperature_is_found_again():
-    for wanted in (0.5, 1.0, 3.0):
-        table = make_table(4000, temperature=wanted, dirichlet=False)
-        assert fit_temperature(table.probs, table.num_options, table.labels) == pytest.approx(1 / wanted, rel=0.1)
-
-
-def test_scaling_keeps_evidence_order_and_options():
-    table = make_table(50, mixed=True)
-    reading = table.reading("own")
-    probs, alpha = scale(reading.probs, reading.alpha, table.num_options, 2.5)
-    own = np.arange(4) < table.num_options[:, None]
-    assert probs.sum(axis=1) == pytest.approx(np.ones(50)) and (probs[~own] == 0).all() and (alpha[~own] == 0).all()
-    assert alpha.sum(axis=1) == pytest.approx(reading.alpha.sum(axis=1), rel=1e-5)
-    assert (probs.argmax(axis=1) == reading.probs.argmax(axis=1)).all()
-    assert scale(np.array([[0.64, 0.16, 0.2]]), None, np.array([2]), 2.0)[0][0] == pytest.approx([2 / 3, 1 / 3, 0])
+from dappr_llm.decisions.rule import Decision, calibrate, table_hash
 
 
 def test_calibration_improves_what_it_says_it_improves():

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from tiny import make_rows, write_rows
 
-from dappr_llm.commands.main import main
 from dappr_llm.commands import walks as commands
+from dappr_llm.commands.main import main
 from dappr_llm.evaluation.prediction_table import PredictionTable
 from dappr_llm.inference import table_cache as prediction_cache
 from dappr_llm.inference.batching import RowSet

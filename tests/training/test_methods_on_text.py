@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
+from dappr_llm.inference.passes import dropout_on, seeded
 from peft import LoraConfig
 from tiny import make_rows
 from training_runs import build
 
 from dappr_llm import UserError, load_checkpoint
-from dappr_llm.inference.passes import dropout_on, seeded
 from dappr_llm.methods import get_method, served_by
 
 
@@ -21,7 +21,7 @@ def lora():
     return LoraConfig(r=4, lora_alpha=8, lora_dropout=0.2, target_modules=targets, task_type="CAUSAL_LM")
 
 
-@pytest.mark.parametrize("name", served_by(frozenset({"ood_rows"})))
+@pytest.mark.parametrize("name", served_by(frozenset({"auxiliary_rows"})))
 def test_train_save_load_predict(name, tmp_path, tokenizer, lora, model_folder):
     auxiliary = make_rows(7, start=200) if get_method(name).needs else None
     trainer = build(

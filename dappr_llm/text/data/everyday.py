@@ -1,4 +1,4 @@
-"""Bundled multiple-choice task `everyday` and its OOD companions, generated from small fact tables."""
+"""The bundled multiple-choice task `everyday` and its OOD tasks, generated from small fact tables."""
 
 import hashlib
 import random
@@ -18,12 +18,12 @@ SPLITS: dict[str, dict[str, int]] = {
 }
 
 CATEGORY_QUESTIONS = ("Which of these is {article} {noun}?", "Which one is {article} {noun}?", "Pick the {noun}.")
-# Every second training item asks for the right word itself. A small model first has to learn that a letter stands for
-# the option beside it; looking for the very word shows that long before looking for its kind does.
+# Every second training question contains the right option itself. A small model must first learn that a letter stands
+# for the option beside it, and copying a word is learned long before classifying it.
 NAMING_QUESTIONS = ("Which of these is {word}?", "Which one is {word}?", "Pick {word}.")
 OPPOSITE_QUESTIONS = ("What is the opposite of {word}?", "Which word is the opposite of {word}?")
 
-# The generator gives up after this many draws in a row brought nothing new.
+# The generator gives up after this many duplicates in a row.
 MAX_MISSES = 10_000
 
 
@@ -36,7 +36,7 @@ def _rng(*parts: str) -> random.Random:
 
 
 def _shuffled(rng: random.Random, items: Sequence[T]) -> list[T]:
-    # Python promises the same sequence across versions for `Random.random` only, not for `shuffle` or `sample`.
+    # Across Python versions only `Random.random` is reproducible, not `shuffle` or `sample`.
     result = list(items)
     for last in range(len(result) - 1, 0, -1):
         other = int(rng.random() * (last + 1))
@@ -45,16 +45,16 @@ def _shuffled(rng: random.Random, items: Sequence[T]) -> list[T]:
 
 
 def _deal(rng: random.Random, items: Sequence[T]) -> Iterator[T]:
-    """Deals `items` for ever in rounds, each a new shuffle, so that they stay equally frequent."""
+    """Yield `items` endlessly, reshuffled after each pass, so that all are equally frequent."""
     while True:
         yield from _shuffled(rng, items)
 
 
 def split_words(split: str) -> dict[str, list[str]]:
     """
-    Words of each category of `everyday` which belong to a split.
+    The words of each category of `everyday` in one split.
 
-    The three splits share no word: of 30 words, 20 are for training, 4 for validation and 6 for testing.
+    The splits share no word: of 30 words, 20 are for training, 4 for validation and 6 for testing.
 
     Args:
         split (`str`):
@@ -79,7 +79,7 @@ def split_words(split: str) -> dict[str, list[str]]:
 
 def confusable(first: str, second: str) -> bool:
     """
-    Whether words of one category could be right answers to a question for the other one.
+    Whether words of one category could be right answers to a question about the other one.
 
     Args:
         first (`str`):
@@ -88,7 +88,7 @@ def confusable(first: str, second: str) -> bool:
             Another category.
 
     Returns:
-        `bool`: `True` if they are the same category or stand in one group of `CONFUSABLE`.
+        `bool`: `True` if they are the same category or in the same group of `CONFUSABLE`.
     """
     return first == second or any(first in group and second in group for group in CONFUSABLE)
 
@@ -98,7 +98,7 @@ def _everyday(rng: random.Random, split: str) -> Iterator[Draw]:
     answers = {noun: _deal(rng, words) for noun, words in pools.items()}
     for noun in _deal(rng, list(pools)):
         others = [other for other in pools if not confusable(noun, other)]
-        # The distractors come from three categories, else two of a kind would give themselves away as wrong.
+        # Distractors of three different categories: two of one kind could be ruled out without the question.
         distractors = [
             _shuffled(rng, [word for word in pools[other] if noun not in ALSO.get(word, ())])[0]
             for other in _shuffled(rng, others)[:3]
@@ -113,7 +113,7 @@ def _everyday(rng: random.Random, split: str) -> Iterator[Draw]:
 
 
 def _problems() -> Iterator[tuple[str, str, int, list[int]]]:
-    """Yields operation, question, result and plausible wrong results of every problem."""
+    """Yield operation, question, result and the offsets of plausible wrong results, for every arithmetic problem."""
     slips = [-10, -2, -1, 1, 2, 10]
     for a in range(10, 100):
         for b in range(10, 100):
@@ -129,7 +129,7 @@ def _problems() -> Iterator[tuple[str, str, int, list[int]]]:
 def _arithmetic(rng: random.Random, split: str) -> Iterator[Draw]:
     pools: dict[str, list[tuple[str, int, list[int]]]] = {}
     for operation, question, result, slips in _problems():
-        # One problem in five is for validation: the splits share no question.
+        # A fifth of the problems is for validation, chosen by hash: the splits share no question.
         if (_digest(question) % 5 == 0) == (split == "validation"):
             pools.setdefault(operation, []).append((question, result, slips))
     problems = {operation: _deal(rng, pool) for operation, pool in pools.items()}
@@ -168,11 +168,10 @@ def _check(name: str, split: str) -> None:
 
 def generate(name: str, split: str, size: int | None = None) -> list[dict[str, Any]]:
     """
-    Generates the items of a bundled multiple-choice task.
+    Generate the items of a bundled multiple-choice task.
 
-    The output is the same on every machine and Python version, and a smaller size gives the first items of a
-    larger one. No two items of a split have the same question and options, and the four labels are equally
-    frequent.
+    The items are the same on every machine and Python version, and a smaller size gives the first items of a larger
+    one. No two items of a split have the same question and options, and the four labels are equally frequent.
 
     Args:
         name (`str`):

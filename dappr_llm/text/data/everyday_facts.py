@@ -1,10 +1,11 @@
-"""Fact tables behind the bundled `everyday` task and its OOD companions.
+"""
+Fact tables of the bundled `everyday` task and its OOD tasks.
 
-The tables are plain data; the items are drawn from them in [`dappr_llm.text.data.everyday`].
+Plain data; [`dappr_llm.text.data.everyday`] generates items from it.
 """
 
-# The key is the noun phrase as it stands in a question. A word stands in one category only; words with a
-# second everyday meaning are left out (orange, turkey, bow, bat, olive, organ, crane) or listed in `ALSO`.
+# Keys are noun phrases as used in questions. A word is in one category only; words with a second everyday meaning are
+# left out (orange, turkey, bow, bat, olive, organ, crane) or listed in `ALSO`.
 CATEGORIES: dict[str, tuple[str, ...]] = {
     noun: tuple(words.split())
     for noun, words in {
@@ -87,8 +88,8 @@ CATEGORIES: dict[str, tuple[str, ...]] = {
     }.items()
 }
 
-# Categories of one group never serve as distractors for each other: a robin is also an animal, a cherry also
-# a tree, a knife also a tool, gold also a colour.
+# Categories of one group are never distractors for each other: a robin is also an animal, a cherry also a tree, a
+# knife also a tool, gold also a colour.
 CONFUSABLE: tuple[tuple[str, ...], ...] = (
     ("animal", "bird", "fish", "insect"),
     ("fruit", "vegetable", "tree", "flower"),
@@ -104,7 +105,7 @@ CONFUSABLE: tuple[tuple[str, ...], ...] = (
     ("colour", "drink"),
 )
 
-# Single words which could also pass for another category, where excluding the whole category would be too much.
+# Single words that also belong to another category, where excluding the whole category would exclude too much.
 ALSO: dict[str, tuple[str, ...]] = {
     "beetle": ("vehicle",),
     "blue": ("feeling",),
@@ -220,9 +221,9 @@ young alive
 old dead
 """
 
-# Each word stands in one pair only, so the opposite of a word is unique within the table.
+# Each word is in one pair only, so that its opposite is unique within the table.
 ANTONYMS: tuple[tuple[str, str], ...] = tuple((pair.split()[0], pair.split()[1]) for pair in _PAIRS.split(","))
 
-# Words of one group could answer the same question, so they never stand beside each other as answer and
-# distractor: synonyms (tall, high) and second opposites of an ambiguous word (hard: soft, easy).
+# Words of one group could answer the same question, so they are never answer and distractor of one item: synonyms
+# (tall, high) and second opposites of an ambiguous word (hard: soft, easy).
 RELATED: tuple[tuple[str, ...], ...] = tuple(tuple(group.split()) for group in _GROUPS.strip().split("\n"))

@@ -1,4 +1,4 @@
-"""Rows of any layout → `MCQItem`. Every mistake in a row is reported with its place."""
+"""Parsing raw rows of any column layout into `MCQItem`s; errors name the file and line, or the dataset and row."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ...core.errors import UserError, nearest
 
 LETTERS = ascii_uppercase
 ANSWER_TYPES = ("auto", "letter", "index", "text")
-UNKNOWN = -1  # label of a row without an answer
+UNKNOWN = -1  # label of an unlabelled row
 
-# Tried in this order where a recipe names no column.
+# Column names that are tried in this order if a recipe names none.
 _GUESSES = {
     "question": ("question_stem", "question", "prompt", "text", "sentence"),
     "choices": ("choices", "options"),
@@ -25,7 +25,19 @@ _GUESSES = {
 
 @dataclass(frozen=True)
 class MCQItem:
-    """One question; `label` is the index of the right option, or `UNKNOWN`."""
+    """
+    One multiple-choice question.
+
+    Args:
+        id (`str`):
+            Unique within a split.
+        question (`str`):
+            The question, without its options.
+        options (`tuple[str, ...]`):
+            What can be answered; at least 2.
+        label (`int`):
+            Index of the right option, or `UNKNOWN`.
+    """
 
     id: str
     question: str
@@ -36,15 +48,15 @@ class MCQItem:
 @dataclass(frozen=True)
 class Columns:
     """
-    Where a row keeps its parts; what is left out is guessed from the usual names.
+    The columns of a row; those that are not named are guessed from the usual names.
 
     Args:
         question, choices, answer, id (`str`, *optional*):
             Column names. `choices` may be a list of columns, one per option.
         options (`tuple[str, ...]`, *optional*):
-            The same options for every row: fixed-label text classification. Then there is no choices column.
+            The same options for every row, for text classification with fixed labels; replaces `choices`.
         answer_type (`str`, *optional*, defaults to `"auto"`):
-            `"letter"`, `"index"` (from 0), `"text"` (equal to one option) or `"auto"`.
+            What the answer column holds: `"letter"`, `"index"` (from 0), `"text"` (of the right option), or `"auto"`.
     """
 
     question: str | None = None
@@ -57,17 +69,17 @@ class Columns:
 
 def parse_item(row: Mapping[str, Any], columns: Columns, where: str, default_id: str) -> MCQItem:
     """
-    Read one row.
+    Parse one raw row.
 
     Args:
         row (`Mapping`):
-            The raw row.
+            Column name → value.
         columns (`Columns`):
-            Where its parts are.
+            The names of its columns.
         where (`str`):
-            File and line, or dataset and row, for error messages.
+            File and line, or dataset and row; the start of error messages.
         default_id (`str`):
-            The id of a row that has none.
+            Id to use if the row has none.
     """
     question = _take(row, "question", columns.question, where)
     if not isinstance(question, str) or not question.strip():
@@ -87,7 +99,7 @@ def _take(row: Mapping[str, Any], part: str, name: str | None, where: str, optio
     if name is not None:
         if name in row:
             return row[name]
-        # A named answer column may be absent: predictions need none, and training says so by row.
+        # A named answer column may be missing: prediction needs no labels, and training reports unlabelled rows.
         if optional:
             return None
         raise UserError(f"{where}: no column {name!r} for the {part}; {nearest(name, row)}")
@@ -159,7 +171,7 @@ def _label(answer: Any, options: tuple[str, ...], labels: list[str] | None, kind
 
 
 def _candidates(answer: Any, options: tuple[str, ...], labels: list[str] | None, kind: str) -> list[int]:
-    """Indices the answer may mean; in `auto`, a reading is tried only if those before it found nothing sure."""
+    """Option indices that `answer` may refer to; several if it is ambiguous (`"A"` as a letter and as a text)."""
     text = str(answer).strip()
     if isinstance(answer, bool):
         text = text.lower()

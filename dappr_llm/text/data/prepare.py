@@ -1,4 +1,4 @@
-"""Rows of any accepted layout → tokenised rows."""
+"""Tokenising map-style datasets of any accepted column layout."""
 
 from __future__ import annotations
 
@@ -19,21 +19,26 @@ logger = logging.getLogger(__name__)
 _ITEM = {"id", "question", "options", "label"}
 
 
-def prepare_rows(dataset: Any, num_choices: int | None, labelled: bool, name: str, **how: Any) -> Dataset:
+def prepare_rows(
+    dataset: Dataset | ItemRows | list[dict[str, Any]], num_labels: int | None, labelled: bool, name: str, **how: Any
+) -> Dataset:
     """
-    What `TextBackend.prepare` does with rows that are there, as opposed to a stream.
+    Parse and tokenise a dataset; the part of `TextBackend.prepare` for map-style datasets (streams: `prepare_stream`).
 
     Args:
-        dataset (`Dataset` or `list[dict]`):
-            The rows.
-        num_choices (`int`, *optional*):
-            K, where it is settled.
+        dataset (`Dataset`, `ItemRows` or `list[dict]`):
+            Raw rows, parsed items, or tokenised rows (with `input_ids`), which only get their missing columns.
+        num_labels (`int`, *optional*):
+            K, the number of trained options, if it is known yet.
         labelled (`bool`):
-            Refuse rows without an answer.
+            Raise a `UserError` for rows without a label.
         name (`str`):
-            How error messages call them.
+            Name of the dataset in error messages.
         how:
-            Tokenizer, prompt and `max_length`, as `tokenize_items` takes them.
+            `tokenizer`, `prompt` and `max_length`, see `tokenize_items`.
+
+    Returns:
+        `Dataset` with the columns `input_ids`, `labels`, `num_options`, `length`, `id` and `row`.
     """
     from datasets import Dataset, disable_progress_bars, enable_progress_bars
     from datasets.utils.logging import is_progress_bar_enabled
@@ -43,12 +48,12 @@ def prepare_rows(dataset: Any, num_choices: int | None, labelled: bool, name: st
     elif isinstance(dataset, list):
         dataset = Dataset.from_list(dataset)
     if "input_ids" in dataset.column_names:
-        return _with_defaults(dataset, num_choices)
+        return _with_defaults(dataset, num_labels)
     if len(dataset) == 0:
         raise UserError(f"{name} has no rows")
     if not set(dataset.column_names) >= _ITEM:
         dataset = _parse_rows(dataset, labelled, name)
-    # A bar for less than a second's work is noise.
+    # No progress bar for what takes less than a second.
     quiet = len(dataset) < 20_000 and is_progress_bar_enabled()
     if quiet:
         disable_progress_bars()
@@ -66,19 +71,19 @@ def prepare_rows(dataset: Any, num_choices: int | None, labelled: bool, name: st
             "the start of their question was cut, options and ending kept"
         )
     prepared = prepared.remove_columns("truncated").add_column("id", dataset["id"])
-    return _with_defaults(prepared, num_choices)
+    return _with_defaults(prepared, num_labels)
 
 
-def _with_defaults(dataset: Dataset, num_choices: int | None) -> Dataset:
+def _with_defaults(dataset: Dataset, num_labels: int | None) -> Dataset:
     missing: dict[str, list[Any]] = {}
     size = len(dataset)
     columns = set(dataset.column_names)
     if "labels" not in columns:
         missing["labels"] = [-1] * size
     if "num_options" not in columns:
-        if num_choices is None:
+        if num_labels is None:
             raise UserError("Prepared rows need a num_options column, or set num_choices in DAPPrConfig")
-        missing["num_options"] = [num_choices] * size
+        missing["num_options"] = [num_labels] * size
     if "length" not in columns:
         missing["length"] = [len(ids) for ids in dataset["input_ids"]]
     if "id" not in columns:

@@ -1,4 +1,4 @@
-"""Raw rows from the Hub, from a local copy of a Hub dataset, or from a user's file, each with its place."""
+"""Raw rows from the Hub, a local copy of a Hub dataset, or a file, each with its place (file and line) for errors."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ Row = tuple[str, dict[str, Any]]  # (place, row)
 
 
 def is_data_file(path: str | Path) -> bool:
-    """Whether a name looks like a file of rows (and not like a Hub id)."""
+    """Whether a path ends in one of `SUFFIXES`, hence is a data file and not a Hub id."""
     return str(path).lower().endswith(SUFFIXES)
 
 
 def read_file(path: str | Path) -> Iterator[Row]:
     """
-    Rows of a JSONL, JSON, CSV, TSV or Parquet file (JSON may be gzipped), each with file and line.
+    Iterate over the rows of a JSONL, JSON, CSV, TSV or Parquet file (JSON may be gzipped).
 
     Args:
         path (`str` or `Path`):
             The file.
+
+    Returns:
+        An iterator of `(place, row)`; the place is file and line.
     """
     path = Path(path)
     name = path.name.lower()
@@ -116,10 +119,20 @@ def _read_parquet(path: Path) -> Iterator[Row]:
 
 def find_local(root: str | Path, path: str, config: str | None, split: str) -> Path:
     """
-    The file of one split in a local folder that mirrors Hub datasets.
+    The file of one split in a local folder with copies of Hub datasets.
 
-    Looked for as `<root>/<name>/[<config>/]<split>.<suffix>`, with or without the organisation before the name,
-    and as the Hub's own `<split>-00000-of-00001.parquet`.
+    Searches `<root>/<name>/[<config>/]<split>.<suffix>`, with or without the organisation before the name, and the
+    Hub's own `<split>-00000-of-00001.parquet`.
+
+    Args:
+        root (`str` or `Path`):
+            The folder with the copies.
+        path (`str`):
+            Hub id of the dataset.
+        config (`str`, *optional*):
+            Hub configuration.
+        split (`str`):
+            The dataset's name of the split.
     """
     root = Path(root)
     if not root.is_dir():
@@ -140,7 +153,7 @@ def find_local(root: str | Path, path: str, config: str | None, split: str) -> P
 
 
 def read_hub(path: str, config: str | None, split: str, revision: str | None = None) -> Iterator[Row]:
-    """Rows of a dataset on the Hub (or in the local cache of `datasets`), never running the dataset's own code."""
+    """Iterate over `(place, row)` of a Hub dataset (or its local cache), without running its loading script."""
     import datasets
 
     try:

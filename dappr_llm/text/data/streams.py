@@ -1,9 +1,9 @@
-"""Training rows read as they are needed: `data.streaming: true`, or an `IterableDataset` given to the trainer."""
+"""Streamed training rows: `data.streaming: true` in a recipe, or an `IterableDataset` given to the trainer."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from .tasks import get_task, iter_items
 if TYPE_CHECKING:
     from datasets import IterableDataset
 
-_PEEK = 200  # rows looked at to learn how many options there are
+_PEEK = 200  # rows read ahead to find the number of options
 _COLUMNS = ("input_ids", "labels", "num_options", "length")
 
 
@@ -28,7 +28,7 @@ def stream_task(
     seed: int = 0,
 ) -> IterableDataset:
     """
-    The items of one split as a stream, shuffled within a buffer.
+    The items of one split as an `IterableDataset`, shuffled within a buffer.
 
     Args:
         task (`str` or `Mapping`):
@@ -36,13 +36,13 @@ def stream_task(
         split (`str`):
             The split.
         root (`str` or `Path`, *optional*):
-            Local folder with the Hub's row layout.
+            Local folder with copies of Hub datasets.
         limit (`int`, *optional*):
             Read only the first rows.
         buffer (`int`, *optional*, defaults to 1000):
-            Rows held in memory to draw from; 0 keeps the order.
+            Size of the shuffle buffer; 0 keeps the order.
         seed (`int`, *optional*, defaults to 0):
-            Decides the order, together with the epoch.
+            Seed of the shuffle, combined with the epoch.
     """
     from datasets import IterableDataset
 
@@ -52,15 +52,17 @@ def stream_task(
     return stream.shuffle(seed=seed, buffer_size=buffer) if buffer else stream
 
 
-def _rows(task: Any, split: str, root: Any, limit: int | None) -> Any:
+def _rows(
+    task: str | Mapping[str, Any], split: str, root: str | Path | None, limit: int | None
+) -> Iterator[dict[str, Any]]:
     for place, item in itertools.islice(iter_items(get_task(task), split, root), limit):
         if item.label == UNKNOWN:
             raise UserError(f"{place}: the row has no answer, which training needs")
         yield {"id": item.id, "question": item.question, "options": list(item.options), "label": item.label}
 
 
-def widest(stream: Any) -> int:
-    """The most options among the first rows of a stream; set `num_choices` where later ones offer more."""
+def most_options(stream: Iterable[Mapping[str, Any]]) -> int:
+    """The largest number of options among the first 200 rows; set `num_choices` if later rows have more."""
     counts = [_count(row) for row in itertools.islice(iter(stream), _PEEK)]
     if not counts:
         raise UserError("The stream has no rows")
@@ -75,19 +77,21 @@ def _count(row: Mapping[str, Any]) -> int:
     return len(parse_item(row, Columns(), "stream, first rows", "0").options)
 
 
-def prepare_stream(stream: Any, name: str, choices: Callable[[], int | None], **how: Any) -> Any:
+def prepare_stream(
+    stream: IterableDataset, name: str, num_labels: Callable[[], int | None], **how: Any
+) -> IterableDataset:
     """
-    A stream of items or raw rows → a stream of tokenised rows, each checked as it comes.
+    Parse, check and tokenise a stream lazily.
 
     Args:
         stream (`IterableDataset`):
-            Rows of any layout that training accepts.
+            Raw rows, items, or tokenised rows (with `input_ids`), which are returned unchanged.
         name (`str`):
-            How error messages call it.
-        choices (`Callable`):
-            Returns K once it is known.
+            Name of the stream in error messages.
+        num_labels (`Callable[[], int | None]`):
+            Returns K, the number of trained options, or `None` while it is unknown.
         how:
-            Tokenizer, prompt and length, as for `tokenize_items`.
+            `tokenizer`, `prompt` and `max_length`, see `tokenize_items`.
     """
     first = next(iter(stream), None)
     if first is None:
@@ -98,10 +102,12 @@ def prepare_stream(stream: Any, name: str, choices: Callable[[], int | None], **
     def encode(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
         if not {"id", "question", "options", "label"} <= set(rows):
             rows = _parsed(rows, name)
-        most = choices()
+        trained = num_labels()
         for item, options in zip(rows["id"], rows["options"], strict=True):
-            if most is not None and len(options) > most:
-                raise UserError(f"{name}, row {item!r}: {len(options)} options, but only {most} letters are trained")
+            if trained is not None and len(options) > trained:
+                raise UserError(
+                    f"{name}, row {item!r}: {len(options)} options, but only {trained} letters are trained"
+                )
         encoded = tokenize_items(rows, **how)
         return {key: encoded[key] for key in _COLUMNS}
 

@@ -1,4 +1,4 @@
-"""Multiple-choice tasks as declarations; the logic sits in `get_task` and `load_task`."""
+"""The registry of multiple-choice tasks, and loading the items of a split."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DATA_ROOT = "DAPPR_DATA_ROOT"
 @dataclass(frozen=True)
 class MCQTask:
     """
-    Where a task's rows come from and how they are read.
+    The dataset of a task and how its rows are parsed.
 
     Args:
         name (`str`):
@@ -34,11 +34,11 @@ class MCQTask:
         config (`str`, *optional*):
             Hub configuration.
         splits (`dict[str, str]`, *optional*):
-            Our split name → the dataset's split, or a file. Splits not named keep their name.
+            Our split name → the dataset's split name, or a data file; `"*"` for all others. By default the same name.
         num_choices (`int`, *optional*):
-            The most options an item offers; an item may offer fewer. `None`: found in the data.
+            The largest number of options of an item. `None`: found in the data.
         columns (`Columns`, *optional*):
-            Where a row keeps its parts.
+            Column names.
         revision (`str`, *optional*):
             Commit or tag on the Hub.
     """
@@ -61,7 +61,7 @@ TASKS: dict[str, MCQTask] = {
         MCQTask("obqa", "allenai/openbookqa", "main", num_choices=4, columns=Columns("question_stem", **_HUB)),
         MCQTask("arc_c", "allenai/ai2_arc", "ARC-Challenge", num_choices=5, columns=_ARC),
         MCQTask("arc_e", "allenai/ai2_arc", "ARC-Easy", num_choices=5, columns=_ARC),
-        # The labels of CommonsenseQA's test split are not public: its validation split is what everybody tests on.
+        # The labels of CommonsenseQA's test split are not public; as usual, the validation split is used for testing.
         MCQTask("csqa", "tau/commonsense_qa", None, {"test": "validation"}, num_choices=5, columns=_ARC),
         MCQTask("everyday", num_choices=4),
         MCQTask("everyday_arithmetic", num_choices=4),
@@ -75,7 +75,7 @@ _TASK_KEYS = {"name", "path", "config", "splits", "revision"} | _COLUMN_KEYS
 
 def get_task(spec: str | Mapping[str, Any] | MCQTask) -> MCQTask:
     """
-    A task from its name, from a file, or from a recipe's description of the user's own data.
+    The task that a name, a file, a Hub id or a mapping in a recipe refers to.
 
     Args:
         spec (`str`, `Mapping` or `MCQTask`):
@@ -125,7 +125,7 @@ def _stem(path: str) -> str:
 
 
 def iter_items(task: MCQTask, split: str, root: str | Path | None = None) -> Iterator[tuple[str, MCQItem]]:
-    """Parsed rows of one split, each with its place; nothing is kept in memory."""
+    """Iterate over `(place, item)` of one split without loading it into memory; the place is file and line."""
     if task.path is None and not task.splits:
         for row in everyday.generate(task.name, split):
             yield (
@@ -163,17 +163,17 @@ def load_task(
         split (`str`):
             `"train"`, `"validation"` or `"test"`, or whatever the dataset has.
         root (`str` or `Path`, *optional*):
-            Local folder with the Hub's row layout; defaults to the environment variable `DAPPR_DATA_ROOT`.
+            Local folder with copies of Hub datasets; defaults to the environment variable `DAPPR_DATA_ROOT`.
         limit (`int`, *optional*):
             Read only the first `limit` rows.
         labelled (`bool`, *optional*, defaults to `True`):
-            Refuse rows without an answer.
+            Raise a `UserError` for rows without a label.
     """
     return load_items(task, split, root, limit, labelled).to_dataset()
 
 
 class ItemRows(list[dict[str, Any]]):
-    """Parsed items that become a `Dataset` only where a model reads them: importing `datasets` takes seconds."""
+    """Parsed items as a list; a `Dataset` is made only to tokenise them, since importing `datasets` takes seconds."""
 
     column_names = ("id", "question", "options", "label")
 
@@ -191,7 +191,7 @@ def load_items(
     limit: int | None = None,
     labelled: bool = True,
 ) -> ItemRows:
-    """What `load_task` loads, with the same arguments, but not yet as a `Dataset`."""
+    """The items of one split, arguments as for [`load_task`]; imports `datasets` only for tasks on the Hub."""
     task = get_task(task)
     if split not in ("train", "validation", "test") and task.name in everyday.SPLITS:
         raise UserError(f"Task {task.name!r} has no split {split!r}; {nearest(split, everyday.SPLITS[task.name])}")
@@ -205,7 +205,7 @@ def load_items(
                 raise UserError(f"{place}: the row has no answer, which training and evaluation need")
             places[item.id] = place
             items.append({"id": item.id, "question": item.question, "options": item.options, "label": item.label})
-    except ValueError as error:  # the bundled generator names its splits
+    except ValueError as error:  # from the generator of the bundled tasks, which lists its splits
         raise UserError(str(error)) from None
     if not items:
         raise UserError(f"Task {task.name!r}, split {split!r}, has no rows")
@@ -214,16 +214,16 @@ def load_items(
 
 def with_naming(items: Dataset, share: float) -> Dataset:
     """
-    Replace the question of a share of the items by one that asks for the right option's own words.
+    Replace the question of some items by one that contains the text of the right option ("Which of these is plum?").
 
-    A letter can then be found without knowing anything, which teaches a small model, and reminds it, what letters
-    stand for. The choice of rows depends on their ids alone.
+    Such questions need no knowledge; they teach a small model that a letter stands for the option beside it. Items are
+    chosen by a hash of their ids.
 
     Args:
         items (`Dataset`):
             Labelled items from `load_task`.
         share (`float`):
-            Between 0 (nothing changes) and 1.
+            Fraction of items to replace, in [0, 1].
     """
     if not 0 <= share <= 1:
         raise UserError(f"data.naming_share must be between 0 and 1, got {share}")
@@ -231,7 +231,7 @@ def with_naming(items: Dataset, share: float) -> Dataset:
         return items
 
     def rename(item: dict[str, Any]) -> dict[str, Any]:
-        draw = random.Random(f"naming/{item['id']}")  # seeded by text: the same on every machine and process
+        draw = random.Random(f"naming/{item['id']}")  # a string as seed: the same on every machine
         if draw.random() < share:
             form = everyday.NAMING_QUESTIONS[int(draw.random() * len(everyday.NAMING_QUESTIONS))]
             item["question"] = form.format(word=item["options"][item["label"]])

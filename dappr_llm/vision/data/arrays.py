@@ -1,4 +1,4 @@
-"""Image sets stored as arrays: IDX files, NumPy files, CIFAR's binary batches, SVHN's matrices, CIFAR-10-C."""
+"""Readers of image datasets stored as arrays: IDX, NumPy, CIFAR's binary batches, SVHN's MATLAB files, CIFAR-10-C."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gzip
 import logging
 import zipfile
 import zlib
+from collections.abc import Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ _CIFAR_PIXELS = 3 * 32 * 32
 
 
 def read_idx(folder: Path, split: str, task: ImageTask) -> Split | None:
-    """MNIST's files, plain or gzipped: `train-images-idx3-ubyte[.gz]` and `t10k-…`."""
+    """MNIST's IDX files, plain or gzipped: `train-images-idx3-ubyte[.gz]` and `t10k-…`; `None` if there are none."""
     for base in (folder, folder / "raw", *sorted(folder.glob("*/raw"))):
         for prefix in ("t10k", *aliases(split)) if split == "test" else aliases(split):
             images = _first(base, f"{prefix}-images[-.]idx3-ubyte", f"{prefix}-images[-.]idx3-ubyte.gz")
@@ -41,7 +42,7 @@ def read_idx(folder: Path, split: str, task: ImageTask) -> Split | None:
 
 
 def idx_array(path: Path, magic: int) -> np.ndarray:
-    """The uint8 array of one IDX file."""
+    """The uint8 array in an IDX file with the given magic number."""
     raw = _bytes(path)
     if len(raw) < 8 or int.from_bytes(raw[:4], "big") != magic:
         raise UserError(f"{path}: not an IDX file of {'images' if magic == _IDX_IMAGES else 'labels'}")
@@ -56,7 +57,7 @@ def idx_array(path: Path, magic: int) -> np.ndarray:
 
 
 def read_npz(folder: Path, split: str, task: ImageTask) -> Split | None:
-    """`<split>.npz`, or a part of it such as `train_10k.npz`, with arrays `images` and `labels`."""
+    """`<split>.npz`, or a subset such as `train_10k.npz`, with arrays `images` and `labels`; `None` if missing."""
     for alias in aliases(split):
         path = _first(folder, f"{alias}.npz", f"{alias}_*.npz")
         if path is not None:
@@ -67,7 +68,7 @@ def read_npz(folder: Path, split: str, task: ImageTask) -> Split | None:
 
 
 def npz_split(path: Path, split: str) -> Split:
-    """One NumPy archive with `images` (or `x`), `labels` (or `y`), and perhaps `label_names` and `index`."""
+    """Read a `.npz` file with `images` (or `x`), and optionally `labels` (or `y`), `label_names` and `index`."""
     arrays = _numpy(path)
     if not isinstance(arrays, dict):
         raise UserError(f"{path}: expected an archive (.npz) with images and labels")
@@ -88,14 +89,14 @@ def read_cifar_binary(folder: Path, split: str, task: ImageTask) -> Split | None
         batches = sorted(base.glob("data_batch_*.bin")) if split == "train" else sorted(base.glob("test_batch.bin"))
         label_bytes = 1
         if not batches:
-            batches, label_bytes = [base / f"{split}.bin"], 2  # coarse label, then fine
+            batches, label_bytes = [base / f"{split}.bin"], 2  # coarse label, then fine label
         if not batches[0].is_file():
             continue
         parts = []
         for path in batches:
             raw = np.frombuffer(_bytes(path), dtype=np.uint8)
             if raw.size == 0 or raw.size % (label_bytes + _CIFAR_PIXELS):
-                raise UserError(f"{path}: {raw.size} bytes are no whole number of images; download it again")
+                raise UserError(f"{path}: {raw.size} bytes are not a whole number of images; download it again")
             parts.append(raw.reshape(-1, label_bytes + _CIFAR_PIXELS))
         rows = np.concatenate(parts)
         pixels = rows[:, label_bytes:].reshape(-1, 3, 32, 32)
@@ -120,7 +121,7 @@ def read_matrix(folder: Path, split: str, task: ImageTask) -> Split | None:
 
 
 def load_matrix(path: Path) -> dict[str, Any]:
-    """The variables of a MATLAB file."""
+    """The variables of a MATLAB file by name."""
     import scipy.io
 
     try:
@@ -130,7 +131,7 @@ def load_matrix(path: Path) -> dict[str, Any]:
 
 
 def read_corrupted(folder: Path, split: str, task: ImageTask) -> Split | None:
-    """CIFAR-10-C: `<corruption>.npy` with five severities one after the other, and `labels.npy`."""
+    """CIFAR-10-C: `<corruption>.npy`, in which the five severities are concatenated, and `labels.npy`."""
     corruption, severity = str(task.where["corruption_name"]), int(task.where["corruption_level"])
     path = _first(folder, f"{corruption}.npy", f"CIFAR-10-C/{corruption}.npy")
     if path is None:
@@ -189,6 +190,6 @@ def _numpy(path: Path) -> Any:
         raise UserError(f"{path}: not a readable NumPy file of plain arrays ({str(error).splitlines()[0]})") from None
 
 
-def _same_length(images: Any, labels: Any, path: Path) -> None:
+def _same_length(images: Sized, labels: Sized, path: Path) -> None:
     if len(images) != len(labels):
         raise UserError(f"{path}: {len(images)} images but {len(labels)} labels")

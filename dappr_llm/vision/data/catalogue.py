@@ -1,4 +1,4 @@
-"""The image benchmarks: one declaration each."""
+"""`ImageTask` and the registry of image benchmarks."""
 
 from __future__ import annotations
 
@@ -20,59 +20,57 @@ CORRUPTIONS = (
 @dataclass(frozen=True)
 class ImageTask:
     """
-    Where a task's images come from, how they are divided, and the geometry that a model of it is trained with.
+    The dataset of an image task, its splits, and the transform that models are trained with.
 
     Args:
         name (`str`):
             Short name, used in metric keys and file names.
         path (`str`, *optional*):
-            Hub id of the dataset, or the user's own folder or file; `None` for bundled tasks.
+            Hub id of the dataset, or a local folder or file; `None` for bundled tasks.
         config (`str`, *optional*):
             Hub configuration.
         splits (`dict[str, str]`, *optional*):
-            Our split → the dataset's split, or a file; `"*"` for all that are not named.
+            Our split name → the dataset's split name, or a data file; `"*"` for all others.
         image (`str`, *optional*, defaults to `"image"`):
-            Column of the image.
+            Name of the image column.
         label (`str`, *optional*, defaults to `"label"`):
-            Column of the class.
+            Name of the label column.
         num_classes (`int`, *optional*):
-            K. `None`: found in the data.
+            Number of classes K. `None`: found in the data.
         class_names (`tuple[str, ...]`, *optional*):
-            Names in the order of the labels; by default the dataset's own.
+            Class names in the order of the labels; by default the dataset's.
         channels (`int`, *optional*, defaults to 3):
-            1 or 3.
+            Channels of the images, 1 or 3.
         size (`int`, *optional*, defaults to 224):
-            Side of the square that a model sees.
+            Height and width of the model's input.
         resize (`int`, *optional*):
-            Short side before the crop; `None`: both sides become `size`.
+            Length of the short side before the crop; `None`: both sides are resized to `size`.
         keep_native (`bool`, *optional*, defaults to `True`):
-            Leave images alone that have the right size already.
-        mean (`tuple[float, ...]`, *optional*):
-            Normalisation, per channel.
-        std (`tuple[float, ...]`, *optional*):
-            Normalisation, per channel.
+            Do not resize images that already have the right size.
+        mean, std (`tuple[float, ...]`, *optional*):
+            Normalisation per channel.
         augment (`tuple[str, ...]`, *optional*):
             Augmentation in training; see `ImageTransform`.
         interpolation (`str`, *optional*, defaults to `"bilinear"`):
-            How images are resized.
+            Interpolation of the resizing.
         folders (`tuple[str, ...]`, *optional*):
-            Names of its folder below the data root, besides its own name and its Hub id.
+            Further names of its folder in the data root, besides the task's name and the Hub id.
         layout (`str`, *optional*):
-            A layout of its own, tried before the general ones (`sources.SPECIAL`).
+            Dataset-specific folder layout (a key of `sources.SPECIAL`), tried before the general ones.
         in_memory (`bool`, *optional*, defaults to `False`):
-            Small images of one size: decode them all when loading.
+            Decode all images at loading; for small images of one size.
         validation_fraction (`float`, *optional*):
-            Share of the training rows that is held out for validation. `None`: the dataset has its own.
+            Fraction of the training rows to hold out for validation. `None`: the dataset has a validation split.
         validation_rule (`str`, *optional*, defaults to `"random"`):
-            See `splits.divide`.
+            How validation rows are chosen, see `splits.divide`.
         test_fraction (`float`, *optional*, defaults to 0.2):
-            Share held out for testing where a source has no splits at all.
+            Fraction of rows to hold out for testing if the source has no splits.
         whole (`bool`, *optional*, defaults to `False`):
-            An OOD set: every split is all of it.
+            For OOD datasets: every split is the whole dataset.
         imbalance (`float`, *optional*):
-            Make the training rows long-tailed: rows of the last class by rows of the first.
+            Subsample the training rows to a long tail: rows of the last class / rows of the first.
         where (`dict[str, Any]`, *optional*):
-            Take only rows with these values in these columns.
+            Keep only rows with these values, by column.
         revision (`str`, *optional*):
             Commit or tag on the Hub.
     """
@@ -105,7 +103,7 @@ class ImageTask:
     revision: str | None = None
 
 
-# 28 px, grey, neither augmented nor normalised, 48000/12000.
+# 28 px, grey, neither augmented nor normalised; 48000 training and 12000 validation rows.
 _MNIST: dict[str, Any] = {
     "num_classes": 10, "channels": 1, "size": 28, "mean": (0.0,), "std": (1.0,), "in_memory": True,
     "validation_fraction": 0.2,
@@ -117,7 +115,7 @@ _CIFAR10: dict[str, Any] = {
     **_CIFAR, "num_classes": 10, "mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010),
     "class_names": ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
 }  # fmt: skip
-# Short side 256, a random 224 px of it; always resized, even what has 224 px already.
+# Short side 256 px, crop of 224 px; images of 224 px are resized too.
 _PHOTO: dict[str, Any] = {"size": 224, "resize": 256, "keep_native": False}
 FINE: dict[str, Any] = {
     **_PHOTO, "augment": ("crop", "flip"), "validation_fraction": 0.1, "validation_rule": "stratified",
@@ -139,7 +137,7 @@ IMAGE_TASKS: dict[str, ImageTask] = {
             "cifar100", "uoft-cs/cifar100", label="fine_label", num_classes=100, mean=(0.5071, 0.4867, 0.4408),
             std=(0.2675, 0.2565, 0.2761), **_CIFAR,
         ),
-        # One of 95 sets: cifar10_c/<corruption>/<severity>.
+        # 95 datasets, named cifar10_c/<corruption>/<severity>.
         ImageTask(
             "cifar10_c", "robro/cifar10-c-parquet", splits={"*": "train"}, folders=("CIFAR-10-C",), layout="corrupted",
             whole=True, **{**_CIFAR10, "image": "image"},
@@ -148,7 +146,7 @@ IMAGE_TASKS: dict[str, ImageTask] = {
             "svhn", "ufldl-stanford/svhn", "cropped_digits", num_classes=10, mean=(0.4377, 0.4438, 0.4728),
             std=(0.1980, 0.2010, 0.1970), **{**_CIFAR, "image": "image", "augment": ()},
         ),
-        # Its official validation images are everybody's test set; the last 25 files of each class validate.
+        # The official validation split is the usual test set; the last 25 files of each class are used for validation.
         ImageTask(
             "tinyimagenet", "zh-plus/tiny-imagenet", splits={"test": "valid"}, num_classes=200, size=64, resize=72,
             augment=("flip",), folders=("tiny-imagenet-200",), layout="tinyimagenet", validation_fraction=0.05,
@@ -161,7 +159,7 @@ IMAGE_TASKS: dict[str, ImageTask] = {
         ImageTask(
             "dogs", "Donghyun99/Stanford-Dogs", num_classes=120, folders=("StanfordDogs",), layout="dogs", **FINE
         ),
-        # The labels of the test images are not public; not augmented, since its backbone is frozen.
+        # Test labels are not public; no augmentation, since its backbone is frozen.
         ImageTask(
             "imagenet", "ILSVRC/imagenet-1k", splits={"test": "validation"}, num_classes=1000,
             folders=("imagenet-1k", "ILSVRC2012"), **_PHOTO,

@@ -1,9 +1,9 @@
 """
-Images that need no download: scikit-learn's digits, and two sets that a model of them should find strange.
+Bundled image tasks: scikit-learn's digits, and two OOD datasets for models trained on them.
 
-`digits` are 1,797 handwritten digits of 8 × 8 pixels, each pixel the number of ink dots (0 to 16) in a block of 4 × 4.
-`digits_letters` are capital letters drawn with a shaky pen and counted in the same way: strange but similar.
-`digits_photos` are pieces of scikit-learn's two bundled photographs: strange altogether.
+`digits`: 1,797 handwritten digits of 8 × 8 pixels, each pixel the number of ink dots (0 to 16) in a 4 × 4 block.
+`digits_letters`: near-OOD, capital letters rendered with random distortions and reduced to 8 × 8 in the same way.
+`digits_photos`: far-OOD, random crops of scikit-learn's two bundled photographs.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .splits import Split, divide, divide_test
 PHOTOS = ("china", "flower")
 _TEST, _VALIDATION = 0.25, 0.2
 _LETTERS_EACH, _PIECES_EACH = 50, 250
-_PEN = 2.0  # half the width of a stroke, of 32
+_PEN = 2.0  # half the width of a stroke, in pixels of the 32 × 32 canvas
 
-# Strokes as chains of points in a unit square, x to the right and y down. Letters that resemble a digit
+# Strokes as polylines in the unit square, x to the right and y down. Letters that resemble a digit
 # (B, D, G, I, J, O, Q, S, Z) are left out.
 _STROKES = {
     "A": ["0,1 .5,0 1,1", ".2,.6 .8,.6"],
@@ -46,7 +46,7 @@ LETTERS = tuple(_STROKES)
 
 def read(name: str, split: str) -> Split:
     """
-    One split of a bundled set.
+    One split of a bundled task.
 
     Args:
         name (`str`):
@@ -70,7 +70,7 @@ def read(name: str, split: str) -> Split:
 
 
 def _counted(dots: np.ndarray) -> np.ndarray:
-    """0…16 dots per block → uint8."""
+    """Scale 0 to 16 dots per block to uint8."""
     return np.round(dots * (255 / 16)).astype(np.uint8)
 
 
@@ -88,7 +88,7 @@ def _letters() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _drawn(letter: str, hand: np.ndarray) -> np.ndarray:
-    """A letter slanted, turned, stretched and moved a little, as ink dots on 32 × 32."""
+    """Render a letter with random shear, rotation, scale and shift on 32 × 32 and reduce it to 8 × 8 blocks, uint8."""
     low, high = np.array([-0.2, -0.15, 15, 23, -2, -1, 0.8, 0]), np.array([0.2, 0.15, 21, 27, 2, 1, 1.3, 1])
     slant, turn, width, height, right, down, pen, _ = low + (high - low) * hand
     rotation = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])

@@ -1,4 +1,4 @@
-"""Image sets stored as files: a folder per class, or images beside a list of them."""
+"""Readers of image datasets stored as files: one folder per class, or files with a list of their labels."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _SPLITS = ("train", "validation", "test")
 
 
 def is_image(path: str | Path) -> bool:
-    """Whether a name ends like an image's."""
+    """Whether a file name has one of the image `SUFFIXES`."""
     return str(path).lower().endswith(SUFFIXES)
 
 
 def has_images(folder: Path) -> bool:
-    """Whether a folder holds an image, at most three levels down; it stops at the first."""
+    """Whether there is an image in a folder, at most three levels deep; stops at the first."""
     for here, below, files in os.walk(folder):
         if any(is_image(name) for name in files):
             return True
@@ -42,10 +42,10 @@ def has_images(folder: Path) -> bool:
 
 def read_folder(folder: Path, split: str, task: ImageTask) -> Split | None:
     """
-    A folder per class, with or without folders per split above it.
+    Read one folder per class: `<split>/<class>/…`, or `<class>/…` for a source without splits.
 
-    `<split>/<class>/…`, or `<class>/…` for a source without splits, or images right in the folder, which then have no
-    labels. Classes are numbered in the alphabetical order of the training folder's, so that splits agree.
+    Images directly in the folder have no label. Classes are numbered by the sorted folder names of the training split,
+    so that all splits agree.
     """
     divided = {name: place for name in _SPLITS if (place := _split_folder(folder, name)) is not None}
     if divided:
@@ -69,7 +69,7 @@ def _split_folder(folder: Path, split: str) -> Path | None:
 
 
 def _unwrapped(folder: Path) -> Path:
-    """The folder, or the only one in it that is called like a container of images."""
+    """The subfolder `images` (or another of `_WRAPPERS`) if there is one, else the folder."""
     return next((folder / name for name in _WRAPPERS if (folder / name).is_dir()), folder)
 
 
@@ -97,7 +97,7 @@ def _tree(base: Path, root: Path, classes: list[str], complete: bool) -> Split |
         if complete and files and empty:
             raise UserError(f"{base / empty[0]}: a class without images; add some, or remove the folder")
     if skipped:
-        logger.warning(f"{base}: {skipped} files that are no images were passed over")
+        logger.warning(f"{base}: {skipped} files that are not images were skipped")
     if not files:
         return None
     ids = [path[len(str(root)) :].lstrip(os.sep).replace(os.sep, "/") for path in files]
@@ -105,7 +105,7 @@ def _tree(base: Path, root: Path, classes: list[str], complete: bool) -> Split |
 
 
 def _files(folder: Path) -> tuple[list[str], int]:
-    """Images below a folder in alphabetical order, and how many other files there are."""
+    """Sorted paths of all images below a folder, and the number of other files."""
     images, others = [], 0
     for here, _, files in os.walk(folder, followlinks=True):
         for name in files:
@@ -124,7 +124,7 @@ def _few(names: Iterable[str]) -> str:
 
 
 def read_json_lists(folder: Path, split: str, task: ImageTask) -> Split | None:
-    """`train.json`, `val.json`, `test.json`, each `{file: label}`; labels are numbered by their sorted values."""
+    """Read `train.json`, `val.json`, `test.json`, each `{file: label}`; classes are numbered by sorted label."""
     lists: dict[str, Path] = {}
     for name in _SPLITS:
         for place in (folder, folder / "splits"):
@@ -152,7 +152,7 @@ def _json_list(path: Path) -> dict[str, int | str]:
 
 
 def _listed(folder: Path, names: Iterable[str], labels: Iterable[int], source: Path) -> Split:
-    """Files named in a list, looked for in the folder and in its container of images."""
+    """A `Split` of listed files, searched in the folder, in its `images` subfolder and beside the list."""
     names = list(names)
     bases = [folder, _unwrapped(folder), source.parent, _unwrapped(source.parent)]
     base = next((base for base in bases if names and (base / names[0]).is_file()), None)
@@ -181,7 +181,7 @@ def read_cub(folder: Path, split: str, task: ImageTask) -> Split | None:
 
 
 def _pairs(path: Path) -> dict[str, str]:
-    """Lines of two words."""
+    """A text file with two words per line as a dictionary: first word → second word."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     pairs = {}
@@ -195,7 +195,7 @@ def _pairs(path: Path) -> dict[str, str]:
 
 def _entry(pairs: dict[str, str], key: str, path: Path) -> str:
     if key not in pairs:
-        raise UserError(f"{path}: nothing about {key!r}")
+        raise UserError(f"{path}: no entry for {key!r}")
     return pairs[key]
 
 

@@ -1,17 +1,20 @@
-"""Where pixels are kept (one uint8 array, files, or a `datasets.Dataset`) and how an image is decoded."""
+"""Storage of images (a uint8 array, files, or a column of a `datasets.Dataset`), and decoding."""
 
 from __future__ import annotations
 
+import hashlib
 import io
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...core.errors import UserError
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from PIL.Image import Image
 
 _ORIENTATION = 0x0112
@@ -20,15 +23,15 @@ _WIDE = ("I", "I;16", "I;16B", "I;16L")  # Pillow's modes of more than 8 bits
 
 class ArrayImages:
     """
-    Images of one shape, kept in memory.
+    Images of one shape in memory.
 
     Args:
         pixels (`np.ndarray`):
             uint8, `[N, H, W]`, `[N, H, W, C]` or `[N, C, H, W]` with C of 1 or 3.
         place (`str`):
-            How error messages call the source.
+            Name of the source in error messages.
         index (`np.ndarray`, *optional*):
-            The rows of `pixels` that count; by default all of them.
+            Selected rows of `pixels`; by default all of them.
     """
 
     def __init__(self, pixels: np.ndarray, place: str, index: np.ndarray | None = None):
@@ -40,15 +43,15 @@ class ArrayImages:
         return len(self.index)
 
     def place(self, i: int) -> str:
-        """Where image `i` stands, for messages."""
+        """Source and row of image `i`, for error messages."""
         return f"{self.name}, row {self.index[i]}"
 
     def take(self, indices: np.ndarray) -> ArrayImages:
-        """Some of the images; the pixels are shared."""
+        """Select images by index; the pixels are shared, not copied."""
         return ArrayImages(self.pixels, self.name, self.index[indices])
 
     def joined(self, others: ArrayImages) -> ArrayImages:
-        """These images and others of the same shape."""
+        """Concatenate with other images of the same shape."""
         return ArrayImages(np.concatenate([self.pixels[self.index], others.pixels[others.index]]), self.name)
 
     def batch(self, indices: np.ndarray) -> np.ndarray:
@@ -56,7 +59,7 @@ class ArrayImages:
         return self.pixels[self.index[indices]]
 
     def load(self, i: int) -> Image:
-        """Image `i` as Pillow's."""
+        """Image `i` as a Pillow image."""
         from PIL import Image
 
         pixels = self.pixels[self.index[i]]
@@ -64,7 +67,7 @@ class ArrayImages:
 
 
 class FileImages:
-    """Image files, each decoded when it is asked for; their paths are kept as text, which a million needs."""
+    """Image files, decoded on access. Paths are strings: a million `Path` objects would take much more memory."""
 
     def __init__(self, paths: Sequence[str]):
         self.paths = list(paths)
@@ -73,16 +76,27 @@ class FileImages:
         return len(self.paths)
 
     def place(self, i: int) -> str:
-        """The file."""
+        """Path of image `i`."""
         return self.paths[i]
 
     def take(self, indices: np.ndarray) -> FileImages:
-        """Some of the files."""
+        """Select files by index."""
         return FileImages([self.paths[i] for i in indices])
 
     def joined(self, others: FileImages) -> FileImages:
-        """These files and others."""
+        """Concatenate with other files."""
         return FileImages(self.paths + others.paths)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the paths, sizes and modification times: changes whenever a file is added or written again."""
+        digest = hashlib.sha256()
+        for path in self.paths:
+            try:
+                facts = os.stat(path)
+                digest.update(f"{os.path.abspath(path)} {facts.st_size} {facts.st_mtime_ns}\n".encode())
+            except OSError:
+                digest.update(f"{os.path.abspath(path)} missing\n".encode())
+        return digest.hexdigest()
 
     def load(self, i: int) -> Image:
         """Image `i`, grey or RGB."""
@@ -91,20 +105,20 @@ class FileImages:
 
 class HubImages:
     """
-    The image column of a `datasets.Dataset`, whose bytes stay on disk until they are asked for.
+    The image column of a `datasets.Dataset`, decoded on access.
 
     Args:
         dataset (`datasets.Dataset`):
-            The rows.
+            The dataset.
         column (`str`):
             Its image column.
         place (`str`):
-            How error messages call the source.
+            Name of the source in error messages.
         index (`np.ndarray`, *optional*):
-            The rows that count; by default all of them.
+            Selected rows; by default all of them.
     """
 
-    def __init__(self, dataset: Any, column: str, place: str, index: np.ndarray | None = None):
+    def __init__(self, dataset: Dataset, column: str, place: str, index: np.ndarray | None = None):
         import datasets
 
         self.dataset, self.column, self.name = dataset.select_columns([column]), column, place
@@ -116,20 +130,26 @@ class HubImages:
         return len(self.index)
 
     def place(self, i: int) -> str:
-        """Dataset, split and row."""
+        """Dataset, split and row of image `i`, for error messages."""
         return f"{self.name}, row {self.index[i]}"
 
     def take(self, indices: np.ndarray) -> HubImages:
-        """Some of the rows."""
+        """Select rows by index."""
         return HubImages(self.dataset, self.column, self.name, self.index[indices])
 
     def joined(self, others: HubImages) -> HubImages:
-        """These rows and others, counted on."""
+        """Concatenate with rows of another dataset."""
         import datasets
 
         both = datasets.concatenate_datasets([self.dataset, others.dataset])
         index = np.concatenate([self.index, others.index + len(self.dataset)])
         return HubImages(both, self.column, self.name, index)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the dataset's own fingerprint, the column and the selected rows."""
+        digest = hashlib.sha256(f"{self.dataset._fingerprint} {self.column}\n".encode())
+        digest.update(np.asarray(self.index, dtype=np.int64).tobytes())
+        return digest.hexdigest()
 
     def load(self, i: int) -> Image:
         """Image `i`, grey or RGB."""
@@ -153,13 +173,13 @@ Images = ArrayImages | FileImages | HubImages
 
 def decode(source: Path | bytes, place: str) -> Image:
     """
-    Decode a file or its bytes to a grey or RGB image.
+    Decode a file or bytes to a grey or RGB image; a `UserError` if that fails.
 
     Args:
         source (`Path` or `bytes`):
-            JPEG, PNG, or whatever else Pillow reads.
+            JPEG, PNG, or any other format that Pillow reads.
         place (`str`):
-            Named in the error when it cannot be read.
+            Name of the image in error messages.
     """
     from PIL import Image
 
@@ -173,7 +193,7 @@ def decode(source: Path | bytes, place: str) -> Image:
         raise UserError(f"{place}: a folder, not an image file") from None
     except Image.DecompressionBombError as error:
         raise UserError(f"{place}: refused, {error}") from None
-    # Pillow's plugins raise what they like at damaged bytes.
+    # Pillow's plugins raise various errors for damaged files.
     except (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError, OverflowError) as error:
         reason = str(error).splitlines()[0] if str(error) and "BytesIO" not in str(error) else type(error).__name__
         raise UserError(f"{place}: not a readable image ({reason}); mend or remove it") from None
@@ -181,9 +201,9 @@ def decode(source: Path | bytes, place: str) -> Image:
 
 def as_grey_or_rgb(image: Image, place: str) -> Image:
     """
-    Upright, 8 bits, grey or RGB.
+    Convert an image to 8-bit grey or RGB, rotated as its EXIF orientation says.
 
-    Transparent pixels become white; sixteen bits are cut to eight; a palette is resolved.
+    Transparency is composited onto white, 16 bits are reduced to 8, palettes are resolved.
     """
     from PIL import Image, ImageOps
 
@@ -224,7 +244,7 @@ def _channels_first(pixels: np.ndarray, place: str) -> np.ndarray:
 
 
 def in_memory(images: Images, channels: int) -> ArrayImages:
-    """Decode all images of one size into an array; sizes that differ are an error with their place."""
+    """Decode all images into one array; a `UserError` that names the first image of another size."""
     if isinstance(images, ArrayImages):
         return images
     pixels = None

@@ -1,4 +1,4 @@
-"""Images of noise: auxiliary rows that belong to no data set, hence to no OOD test either."""
+"""Noise images as auxiliary rows: they are from no dataset, hence from no OOD test set either."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _BYTES = 128 << 20
 
 def noise_rows(channels: int, size: int, seed: int = 0) -> ImageRows:
     """
-    Unlabelled images whose pixels are standard normal, cut to [0, 1].
+    Unlabelled images with standard normal pixels, clipped to [0, 1].
 
     Args:
         channels, size (`int`):
             Shape of the images.
         seed (`int`, *optional*, defaults to 0):
-            Of the random numbers.
+            Seed of the noise.
     """
     count = int(np.clip(_BYTES // (channels * size * size), 100, _ROWS))
     draw = np.random.default_rng(seed)

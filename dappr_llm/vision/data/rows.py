@@ -1,7 +1,8 @@
-"""`ImageRows`: labelled images that a `DataLoader` can read row by row or a batch at a time."""
+"""`ImageRows`: a map-style dataset of labelled images with batched access, and its collate function."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...core.errors import UserError
-from .images import ArrayImages, Images
+from ...core.files import cache_dir, write_text
+from .images import ArrayImages, FileImages, HubImages, Images
 from .seeded_random import draws
 
 if TYPE_CHECKING:
@@ -17,10 +19,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 UNKNOWN = -1
+_BAR_FROM = 500  # images from which verification shows a progress bar; also how many it decodes between two updates
 
 
 class RowBatch(Sequence):
-    """Rows that were read together: `batch` holds their values stacked, which [`collate_rows`] takes as it is."""
+    """A sequence of rows that is stored stacked, in `batch`, so that [`collate_rows`] need not stack them again."""
 
     def __init__(self, batch: dict[str, Any]):
         self.batch = batch
@@ -40,26 +43,26 @@ class RowBatch(Sequence):
 
 class ImageRows:
     """
-    Images with ids and labels. A row is `{"pixel_values": tensor, "labels": int, "row": int}`.
+    A map-style dataset of images. A row is `{"pixel_values": tensor, "labels": int, "row": int}`.
 
-    Without a transform `pixel_values` is uint8, `[C, H, W]`. Images in memory are read a batch at a time and never
-    pass through Pillow; files and Hub rows are decoded when they are asked for.
+    Without a transform `pixel_values` is uint8 `[C, H, W]`. Images in memory are transformed as a batch, without
+    Pillow; files and Hub rows are decoded on access.
 
     Args:
         images (`ArrayImages`, `FileImages` or `HubImages`):
             The pixels.
         labels (`np.ndarray`):
-            Class of each image, -1 where unknown.
+            Class index of each image, -1 if unknown.
         ids (`Sequence[str]`):
-            A name for each image.
+            Unique name of each image.
         class_names (`Sequence[str]`, *optional*):
             Names of the classes.
         num_classes (`int`, *optional*):
-            How many classes there are; by default as many as names, or labels.
+            Number of classes; by default that of the names, or the largest label + 1.
         name (`str`, *optional*, defaults to `"images"`):
-            How messages call the rows.
+            Name of the rows in error messages.
         seed (`int`, *optional*, defaults to 0):
-            Decides the augmentation.
+            Seed of the augmentation.
     """
 
     def __init__(
@@ -111,8 +114,8 @@ class ImageRows:
             }
         )
 
-    def _pixels(self, rows: np.ndarray) -> Any:
-        """Transformed pixels of some rows: one tensor, or a list where the transform leaves sizes different."""
+    def _pixels(self, rows: np.ndarray) -> Tensor | list[Tensor]:
+        """Transformed pixels of rows: one tensor, or a list of tensors if their shapes differ."""
         import torch
 
         transform: Any = self.transform
@@ -139,34 +142,35 @@ class ImageRows:
         count = getattr(self.transform, "num_draws", 0)
         if not count:
             return np.zeros((len(rows), 0))
-        if self._epoch is None:  # nobody counts epochs: new numbers at every call, from torch's own generator
+        if self._epoch is None:  # no `set_epoch` yet: new numbers at every call, from torch's global generator
             return draws(rows, count, int(torch.randint(2**62, ())), -1)
         return draws(rows, count, self.seed, int(self._epoch))
 
     def set_epoch(self, epoch: int) -> None:
         """
-        From here on augmentation depends on seed, epoch and row alone. Accelerate's loaders call this.
+        Make augmentation a function of seed, epoch and row only. Called by Accelerate's data loaders.
 
         Args:
-            epoch (`int`): The epoch, from 0.
+            epoch (`int`):
+                The epoch, from 0.
         """
         import torch
 
         if self._epoch is None:
-            self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # persistent workers see it change
+            self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # for persistent workers
         self._epoch.fill_(int(epoch))
 
     def load(self, i: int) -> Image:
-        """Image `i` as Pillow's, grey or RGB, untransformed."""
+        """Image `i` as a Pillow image, grey or RGB, untransformed."""
         return self.images.load(int(i))
 
     def with_transform(self, transform: Callable[..., Any] | None) -> ImageRows:
         """
-        The same rows, transformed when they are read.
+        The same rows with a transform that is applied on access.
 
         Args:
             transform (`ImageTransform` or `Callable`):
-                From [`build_transform`], or anything that makes a tensor from a Pillow image.
+                From [`build_transform`], or any function from a Pillow image to a tensor.
         """
         rows = copy.copy(self)
         rows.transform, rows._epoch = transform, None
@@ -174,10 +178,11 @@ class ImageRows:
 
     def select(self, indices: Sequence[int] | np.ndarray) -> ImageRows:
         """
-        Some of the rows, in the order given; `row` counts from 0 again.
+        Select rows by index, in the given order; `row` counts from 0 again.
 
         Args:
-            indices (`Sequence[int]`): Positions in these rows.
+            indices (`Sequence[int]`):
+                Row numbers.
         """
         chosen = np.asarray(indices, dtype=np.int64)
         rows = copy.copy(self)
@@ -186,7 +191,7 @@ class ImageRows:
         return rows
 
     def without_labels(self) -> ImageRows:
-        """The same rows with unknown labels: what another task calls them means nothing to a model."""
+        """The same rows with labels -1, for datasets with other classes than the model's."""
         rows = copy.copy(self)
         rows.labels = np.full(len(self), UNKNOWN, dtype=np.int64)
         return rows
@@ -197,27 +202,31 @@ class ImageRows:
 
     def verify(self, most: int = 10) -> None:
         """
-        Decode every image once; unreadable ones are an error that names them.
+        Decode every image once and raise a `UserError` that names the unreadable ones.
+
+        Decoding runs in threads. A set without unreadable images is remembered in the cache folder by its fingerprint
+        (files: paths, sizes, modification times), so that only the first training on it pays. Arrays in memory are
+        decoded already and return at once.
 
         Args:
-            most (`int`, *optional*, defaults to 10): How many to name before giving up.
+            most (`int`, *optional*, defaults to 10):
+                How many unreadable images to collect before giving up.
         """
         if isinstance(self.images, ArrayImages):
             return
-        bad: list[str] = []
-        for i in range(len(self)):
-            try:
-                self.load(i)
-            except UserError as error:
-                bad.append(str(error))
-                if len(bad) == most:
-                    break
+        marker = cache_dir() / "verified_images" / self.images.fingerprint()
+        if marker.is_file():
+            return
+        bad = _unreadable(self.images, most, f"Verifying {self.name}")
         if bad:
-            raise UserError(f"{self.name}: {len(bad)} or more unreadable images:\n" + "\n".join(bad))
+            count = f"at least {most}" if len(bad) == most else str(len(bad))
+            raise UserError(f"{self.name}: {count} unreadable image{'s' * (len(bad) > 1)}:\n" + "\n".join(bad))
+        with contextlib.suppress(UserError):  # a read-only cache folder: verify again next time
+            write_text(marker, f"{self.name}: {len(self)} images\n")
 
 
 class _Named:
-    """Adds an image's place to an error of its transform."""
+    """Context manager that adds the image's place to a `UserError` of its transform."""
 
     def __init__(self, place: str):
         self.place = place
@@ -225,18 +234,21 @@ class _Named:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, UserError) and self.place not in str(error):
             raise UserError(f"{self.place}: {error}") from None
 
 
 def collate_rows(rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
     """
-    A batch of tensors from rows of [`ImageRows`].
+    Collate rows of [`ImageRows`] into a batch of tensors.
 
     Args:
         rows (`RowBatch` or `Sequence[dict]`):
-            What `__getitems__` returned (taken as it is), or single rows.
+            A batch from `__getitems__`, already stacked, or single rows.
+
+    Returns:
+        `pixel_values` `[B, C, H, W]`, `labels` `[B]` and `row` `[B]`.
     """
     import torch
 
@@ -262,7 +274,34 @@ def _as_tensor(image: Image) -> Tensor:
     return torch.from_numpy(pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
 
-def _stacked(pixels: list[Any]) -> Any:
+def _stacked(pixels: list[Tensor]) -> Tensor | list[Tensor]:
     import torch
 
     return torch.stack(pixels) if len({tuple(p.shape) for p in pixels}) == 1 else pixels
+
+
+def _unreadable(images: FileImages | HubImages, most: int, title: str) -> list[str]:
+    """Error messages of the first `most` images that cannot be decoded, in the order of the images."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from tqdm.auto import tqdm
+
+    def problem(i: int) -> str | None:
+        try:
+            images.load(i)
+        except UserError as error:
+            return str(error)
+        return None
+
+    bad: list[str] = []
+    count = len(images)
+    hidden = None if count > _BAR_FROM else True  # None: shown in terminals only
+    # Threads and not processes, since Pillow releases the GIL while it decodes.
+    with ThreadPoolExecutor() as pool, tqdm(total=count, desc=title, disable=hidden) as bar:
+        for start in range(0, count, _BAR_FROM):  # not all at once: a million futures would fill the memory
+            found = list(pool.map(problem, range(start, min(start + _BAR_FROM, count))))
+            bad += [message for message in found if message is not None]
+            bar.update(len(found))
+            if len(bad) >= most:
+                break
+    return bad[:most]

@@ -1,22 +1,23 @@
 """
-Random numbers that depend on seed, epoch and row alone.
+Counter-based random numbers: a function of seed, epoch and row only.
 
-A row is cropped and flipped in the same way whichever worker or process reads it and whether or not the run was
-resumed; a split is the same with every version of every library.
+Augmentation of a row is the same in any data-loader worker or process and after a resume, and a random split is the
+same with every version of NumPy and torch.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 _STEP = 0x9E3779B97F4A7C15
 _FULL = 2**64 - 1
+_Numbers = TypeVar("_Numbers", int, np.ndarray)
 
 
-def _mixed(values: Any) -> Any:
-    """The finaliser of SplitMix64 on an integer or on uint64 values: every input bit reaches every output bit."""
+def _mixed(values: _Numbers) -> _Numbers:
+    """The finaliser of SplitMix64 on a Python integer or a uint64 array; every input bit affects every output bit."""
     one, two, down = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, (30, 27, 31)
     if isinstance(values, int):
         values = ((values ^ (values >> down[0])) * one) & _FULL
@@ -42,7 +43,7 @@ def _hashed(rows: np.ndarray, *keys: int) -> np.ndarray:
 
 def draws(rows: np.ndarray, count: int, seed: int = 0, epoch: int = 0) -> np.ndarray:
     """
-    Uniform numbers in [0, 1), `count` for each row.
+    Uniform random numbers `[B, count]` in [0, 1).
 
     Args:
         rows (`np.ndarray`):
@@ -52,7 +53,7 @@ def draws(rows: np.ndarray, count: int, seed: int = 0, epoch: int = 0) -> np.nda
         seed (`int`, *optional*, defaults to 0):
             Seed of the run.
         epoch (`int`, *optional*, defaults to 0):
-            A row gets other numbers in every epoch.
+            Numbers of a row differ between epochs.
     """
     numbers = _hashed(np.asarray(rows), *(_key(seed, epoch, column) for column in range(count)))
     return (numbers >> np.uint64(11)).astype(np.float64) * 2.0**-53
@@ -60,14 +61,14 @@ def draws(rows: np.ndarray, count: int, seed: int = 0, epoch: int = 0) -> np.nda
 
 def shuffled(count: int, seed: int = 0, stream: int = 0) -> np.ndarray:
     """
-    A permutation of `count` rows; its first rows are a random sample, and a longer sample contains a shorter one.
+    A random permutation of `count` row numbers. Its first n are a random sample; a larger n adds rows to it.
 
     Args:
         count (`int`):
-            How many rows.
+            Number of rows.
         seed (`int`, *optional*, defaults to 0):
             Seed of the split.
         stream (`int`, *optional*, defaults to 0):
-            Tells apart permutations for different purposes under one seed.
+            Number of the stream, for independent permutations with one seed.
     """
     return np.argsort(_hashed(np.arange(count), _key(seed, stream, -1))[:, 0], kind="stable")

@@ -1,10 +1,10 @@
-"""From a local folder or from the Hub to the rows of one split."""
+"""Reading one split of an image dataset from a local folder in any known layout, or from the Hub."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,13 +15,15 @@ from .images import HubImages
 from .splits import Split, aliases
 
 if TYPE_CHECKING:
+    from datasets import Dataset
+
     from .tasks import ImageTask
 
 _LABELS = ("label", "labels", "fine_label", "cls", "target", "class")
 
 
 def read_parquet(folder: Path, split: str, task: ImageTask) -> Split | None:
-    """Parquet as the Hub has it, `<split>-00000-of-….parquet`, or `<split>.parquet`, or in a folder per split."""
+    """Parquet files as on the Hub (`<split>-00000-of-….parquet`), `<split>.parquet`, or one folder per split."""
     places = [folder, folder / "data", *([folder / task.config] if task.config else [])]
     for place in places:
         for alias in aliases(split):
@@ -33,7 +35,7 @@ def read_parquet(folder: Path, split: str, task: ImageTask) -> Split | None:
 
 
 def parquet_split(files: list[Path], split: str, task: ImageTask) -> Split:
-    """Rows of Parquet files through `datasets`, which keeps the bytes on disk."""
+    """Read Parquet files with `datasets`, which memory-maps them."""
     import datasets
 
     place = str(files[0])
@@ -45,7 +47,7 @@ def parquet_split(files: list[Path], split: str, task: ImageTask) -> Split:
 
 
 def read_saved(folder: Path, split: str, task: ImageTask) -> Split | None:
-    """What `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote, whole or one folder per split."""
+    """Read a folder that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote."""
     import datasets
 
     for alias in aliases(split):
@@ -59,7 +61,7 @@ def read_saved(folder: Path, split: str, task: ImageTask) -> Split | None:
 
 
 Reader = Callable[[Path, str, "ImageTask"], Split | None]
-# What any folder may hold, tried in this order; a task may name one more to be tried first.
+# Readers of general layouts, tried in this order after the one of `ImageTask.layout` (`SPECIAL`).
 LAYOUTS: dict[str, Reader] = {
     "idx": read_idx,
     "npz": read_npz,
@@ -81,15 +83,15 @@ SPECIAL: dict[str, Reader] = {
 
 def read_local(folder: Path, split: str, task: ImageTask) -> Split | None:
     """
-    One split of a dataset in a local folder, in whichever known layout it is there.
+    One split of a dataset in a local folder, by the first reader that recognises its layout; `None` if none does.
 
     Args:
         folder (`Path`):
             The dataset's folder.
         split (`str`):
-            The dataset's name of the split.
+            Name of the split in the dataset.
         task (`ImageTask`):
-            The task, for columns, class names and its special layout.
+            Column names, class names and the special layout.
     """
     if task.layout == "corrupted":
         return read_corrupted(folder, split, task) or read_parquet(folder, split, task)
@@ -102,7 +104,7 @@ def read_local(folder: Path, split: str, task: ImageTask) -> Split | None:
 
 
 def read_file(path: Path, split: str, task: ImageTask) -> Split:
-    """One file of rows: `.npz` or `.parquet`."""
+    """Read one data file, `.npz` or `.parquet`."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     if path.suffix == ".npz":
@@ -111,7 +113,7 @@ def read_file(path: Path, split: str, task: ImageTask) -> Split:
 
 
 def find_folder(root: str | Path, task: ImageTask) -> Path:
-    """The folder of a dataset below the data root."""
+    """The folder of a task's dataset in the data root; a `UserError` with the names that were tried."""
     root = Path(root)
     if not root.is_dir():
         raise UserError(f"{root}: the data root is not a folder")
@@ -123,7 +125,7 @@ def find_folder(root: str | Path, task: ImageTask) -> Path:
 
 
 def read_hub(task: ImageTask, split: str) -> Split:
-    """One split from the Hub (or the local cache of `datasets`), never running the dataset's own code."""
+    """One split of a Hub dataset (or its local cache), without running its loading script."""
     import datasets
 
     assert task.path is not None
@@ -138,19 +140,19 @@ def read_hub(task: ImageTask, split: str) -> Split:
     return dataset_split(dataset, split, task, place)
 
 
-def dataset_split(dataset: Any, split: str, task: ImageTask, place: str) -> Split:
+def dataset_split(dataset: Dataset, split: str, task: ImageTask, place: str) -> Split:
     """
-    The rows of a `datasets.Dataset`.
+    A `Split` from a `datasets.Dataset`.
 
     Args:
         dataset (`datasets.Dataset`):
-            With an image column and, perhaps, a label column.
+            With an image column and optionally a label column.
         split (`str`):
-            Begins the ids.
+            Prefix of the ids.
         task (`ImageTask`):
-            Names the columns, and by `where` the rows that count.
+            Column names, and by `where` the rows to keep.
         place (`str`):
-            How messages call it.
+            Name of the dataset in error messages.
     """
     import datasets
 
@@ -159,7 +161,7 @@ def dataset_split(dataset: Any, split: str, task: ImageTask, place: str) -> Spli
     for key, value in task.where.items():
         if key not in dataset.column_names:
             raise UserError(f"{place}: no column {key!r}; it has {', '.join(dataset.column_names)}")
-        values_of = dataset.select_columns([key]).with_format("numpy")[:][key]  # a million rows: no Python lists
+        values_of = dataset.select_columns([key]).with_format("numpy")[:][key]  # lists are slow for a million rows
         rows = rows[values_of[rows].astype(str) == str(value)]
     name = next((key for key in (task.label, *_LABELS) if key in dataset.column_names), None)
     names = None
@@ -179,7 +181,7 @@ def dataset_split(dataset: Any, split: str, task: ImageTask, place: str) -> Spli
     return Split(HubImages(dataset, column, place, rows), labels[rows], ids, names, place)
 
 
-def _image_column(dataset: Any, task: ImageTask, place: str) -> str:
+def _image_column(dataset: Dataset, task: ImageTask, place: str) -> str:
     import datasets
 
     if task.image in dataset.column_names:

@@ -1,4 +1,4 @@
-"""What a reader returns, and how its rows are divided: validation rows, long tails, samples."""
+"""`Split`, the result of a dataset reader, and operations on its rows: hold-out splits, long tails, sampling."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from .seeded_random import shuffled
 
 RULES = ("random", "stratified", "last")
 _ALIASES = {"validation": ("validation", "val", "valid", "dev"), "test": ("test", "testing")}
-_LIMIT, _VALIDATION, _TAIL, _TEST = range(4)  # streams of random numbers
+_LIMIT, _VALIDATION, _TAIL, _TEST = range(4)  # independent random streams
 
 
 def aliases(split: str) -> tuple[str, ...]:
-    """Names under which a split is found in folders and files."""
+    """Names of a split in folders and files, such as `val` for `validation`."""
     return _ALIASES.get(split, (split,))
 
 
 @dataclass
 class Split:
     """
-    Rows as a reader found them.
+    The rows of one split, as read from a dataset.
 
     Args:
         images (`Images`):
             The pixels.
         labels (`np.ndarray`):
-            int64, -1 where unknown; or class names as strings, which are numbered later.
+            int64 class indices, -1 if unknown; or class names as strings, which are numbered later.
         ids (`list[str]`):
-            A name per row, unique within the dataset.
+            Unique name of each row.
         class_names (`list[str]`, *optional*):
             Names of the classes.
         place (`str`, *optional*):
-            Where they came from, for messages.
+            Name of the source in error messages.
         undivided (`bool`, *optional*, defaults to `False`):
-            The source knows no splits: these are all its rows.
+            The source has no splits: these are all its rows.
         final (`bool`, *optional*, defaults to `False`):
-            The source has validation rows of its own: take none from training.
+            The source has a validation split: do not hold out training rows.
     """
 
     images: Images
@@ -52,13 +52,13 @@ class Split:
     final: bool = False
 
     def take(self, indices: np.ndarray) -> Split:
-        """Some of the rows."""
+        """Select rows by index."""
         ids = [self.ids[i] for i in indices]
         return Split(self.images.take(indices), self.labels[indices], ids, self.class_names, self.place)
 
 
 def joined(parts: list[Split]) -> Split:
-    """The rows of several splits one after the other."""
+    """Concatenate splits with the same classes."""
     first = parts[0]
     images: Any = first.images
     for part in parts[1:]:
@@ -71,18 +71,18 @@ def joined(parts: list[Split]) -> Split:
 
 def divide(labels: np.ndarray, fraction: float, rule: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """
-    Positions of the rows to keep and of those to hold out, both in their old order.
+    Row numbers to keep and row numbers to hold out, both sorted.
 
     Args:
         labels (`np.ndarray`):
             Class of each row.
         fraction (`float`):
-            Share to hold out; `int(n · (1 - fraction))` rows are kept.
+            Fraction to hold out; `int(n · (1 - fraction))` rows are kept.
         rule (`str`):
-            `"random"` over all rows, `"stratified"` (random within each class; the total is as for `"random"`), or
-            `"last"` (of each class the last rows, which in a folder are the last in alphabetical order).
+            `"random"` over all rows, `"stratified"` (random within each class, same total as `"random"`), or `"last"`
+            (the last rows of each class; in folders, the last files in alphabetical order).
         seed (`int`):
-            Decides which rows.
+            Seed of the random choice.
     """
     count = len(labels)
     held = np.zeros(count, dtype=bool)
@@ -100,11 +100,11 @@ def divide(labels: np.ndarray, fraction: float, rule: str, seed: int) -> tuple[n
 
 
 def _kept(count: int, fraction: float) -> int:
-    return int(count * (1 - fraction) + 1e-6)  # 60000 · (1 - 0.2) must not fall below 48000
+    return int(count * (1 - fraction) + 1e-6)  # guards against rounding: 60000 · (1 - 0.2) must give 48000
 
 
 def _stratified(labels: np.ndarray, total: int, order: np.ndarray) -> np.ndarray:
-    """`total` rows, as many of each class as its share says; what rounding leaves goes to the largest remainders."""
+    """`total` row numbers, in proportion to the class sizes (largest-remainder rounding), taken in the given order."""
     classes, counts = np.unique(labels, return_counts=True)
     exact = counts * total / len(labels)
     wanted = np.floor(exact).astype(int)
@@ -115,7 +115,7 @@ def _stratified(labels: np.ndarray, total: int, order: np.ndarray) -> np.ndarray
 
 
 def divide_test(labels: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray]:
-    """Training and test rows of a source without splits: by class, and the same whatever the seed of the run."""
+    """Training and test row numbers of a source without splits: stratified, independent of the seed of the run."""
     order = shuffled(len(labels), 0, _TEST)
     held = np.zeros(len(labels), dtype=bool)
     held[_stratified(labels, len(labels) - _kept(len(labels), fraction), order)] = True
@@ -124,15 +124,15 @@ def divide_test(labels: np.ndarray, fraction: float) -> tuple[np.ndarray, np.nda
 
 def tail_counts(largest: int, num_classes: int, ratio: float) -> list[int]:
     """
-    Rows per class of a long-tailed set: exponentially fewer from the first class to the last.
+    Rows per class of a long-tailed dataset, decreasing exponentially from the first class to the last.
 
     Args:
         largest (`int`):
             Rows of the first class.
         num_classes (`int`):
-            How many classes.
+            Number of classes.
         ratio (`float`):
-            Rows of the last class by rows of the first, for instance 0.01.
+            Rows of the last class / rows of the first, for instance 0.01.
     """
     if not 0 < ratio <= 1:
         raise UserError(f"imbalance is tail/head, above 0 and at most 1; got {ratio}")
@@ -140,7 +140,7 @@ def tail_counts(largest: int, num_classes: int, ratio: float) -> list[int]:
 
 
 def long_tail(labels: np.ndarray, num_classes: int, ratio: float, seed: int) -> np.ndarray:
-    """Positions of a long-tailed sample, in their old order; which rows of a class stay is decided by the seed."""
+    """Sorted row numbers of a long-tailed subsample; the seed decides which rows of a class are kept."""
     largest = int(np.bincount(labels, minlength=num_classes).max())
     order = shuffled(len(labels), seed, _TAIL)
     wanted = tail_counts(largest, num_classes, ratio)
@@ -148,7 +148,7 @@ def long_tail(labels: np.ndarray, num_classes: int, ratio: float, seed: int) -> 
 
 
 def sample(count: int, limit: int | None, seed: int) -> np.ndarray:
-    """At most `limit` positions, at random since sets are often sorted by class; a larger limit adds rows only."""
+    """Sorted row numbers of a random sample of at most `limit` rows; a larger limit adds rows to it."""
     if limit is not None and limit < 1:
         raise UserError(f"The number of images to read must be at least 1, got {limit}")
     if limit is None or limit >= count:
@@ -157,8 +157,8 @@ def sample(count: int, limit: int | None, seed: int) -> np.ndarray:
 
 
 def check_labels(split: Split, num_classes: int | None, labelled: bool) -> None:
-    """Refuse labels outside the classes, and missing ones where they are needed; the first bad row is named."""
-    labels: Any = split.labels
+    """Raise a `UserError` that names the first row with a label outside the classes, or without one if `labelled`."""
+    labels = split.labels
     bad = labels < -1 if num_classes is None else (labels < -1) | (labels >= num_classes)
     if bad.any():
         row = int(np.flatnonzero(bad)[0])

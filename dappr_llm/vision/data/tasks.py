@@ -1,4 +1,4 @@
-"""Image tasks as declarations; the logic sits in `get_image_task` and `load_image_task`."""
+"""Resolving image tasks from names, folders and recipes, and loading their splits."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .sources import SPECIAL, find_folder, read_file, read_hub, read_local
 from .splits import RULES, Split, aliases, check_labels, divide, divide_test, joined, long_tail, sample
 
 __all__ = [
-    "CORRUPTIONS", "DATA_ROOT", "IMAGE_TASKS", "SEVERITIES", "ImageRows", "ImageTask", "corruption_tasks",
-    "get_image_task", "is_image_task", "load_image_task",
+    "CORRUPTIONS", "DATA_ROOT", "IMAGE_TASKS", "SEVERITIES", "ImageRows", "ImageTask", "get_image_task",
+    "is_image_task", "load_image_task",
 ]  # fmt: skip
 
 DATA_ROOT = "DAPPR_DATA_ROOT"
@@ -40,18 +40,14 @@ _KIND_NAMES: dict[Any, str] = {
 }  # fmt: skip
 
 
-def corruption_tasks(severities: tuple[int, ...] = SEVERITIES) -> list[str]:
-    """Names of the CIFAR-10-C sets, `cifar10_c/<corruption>/<severity>`."""
-    return [f"cifar10_c/{corruption}/{severity}" for severity in severities for corruption in CORRUPTIONS]
-
-
-def is_image_task(spec: Any) -> bool:
+def is_image_task(spec: object) -> bool:
     """
-    Whether a task description means images: a name in `IMAGE_TASKS`, a folder with images or `.npz` file, or a mapping
-    that says so by `task`, `image`, or such a `path`.
+    Whether a task is an image task: a name in `IMAGE_TASKS`, a folder of images, a `.npz` file, or a mapping with the
+    key `task` or `image` or such a `path`.
 
     Args:
-        spec (`str`, `Mapping` or `ImageTask`): See `get_image_task`.
+        spec (`str`, `Mapping` or `ImageTask`):
+            See `get_image_task`.
     """
     if isinstance(spec, ImageTask):
         return True
@@ -71,19 +67,19 @@ def _is_own(path: str) -> bool:
     return folder.is_dir() and (has_images(folder) or any(folder.glob("*.npz")) or any(folder.glob("*-idx3-ubyte*")))
 
 
-def _values(splits: Any) -> list[Any]:
+def _values(splits: object) -> list[Any]:
     return list(splits.values()) if isinstance(splits, Mapping) else []
 
 
 def get_image_task(spec: str | Mapping[str, Any] | ImageTask) -> ImageTask:
     """
-    A task from its name, from a folder, or from a recipe's description.
+    The image task that a name, a folder, a Hub id or a mapping in a recipe refers to.
 
     Args:
         spec (`str`, `Mapping` or `ImageTask`):
             A name in `IMAGE_TASKS`; `cifar10_c/<corruption>/<severity>`; a folder of images; a Hub id; or a mapping
-            with any field of `ImageTask`, which starts from `task` (a name) or describes the user's own data by
-            `path` (folder, `.npz`, `.parquet`, Hub id) or `splits` (split: file).
+            with fields of `ImageTask`, and with `task` (a name whose fields it overrides), `path` (folder, `.npz`,
+            `.parquet`, Hub id) or `splits` (split: file).
     """
     if isinstance(spec, ImageTask):
         return spec
@@ -129,7 +125,7 @@ def _own(values: dict[str, Any]) -> ImageTask:
     source = Path(str(path or next(iter(splits.values()))))
     defaults = dict(_OWN)
     if path is not None and not Path(path).expanduser().is_dir():
-        defaults.pop("validation_fraction")  # a Hub dataset: it has a validation split, or the user says what to do
+        defaults.pop("validation_fraction")  # Hub datasets usually have a validation split
     size = values.get("size")
     if size is not None and "resize" not in values:
         defaults["resize"] = round(256 / 224 * size)
@@ -164,7 +160,7 @@ def load_image_task(
     seed: int = 0,
 ) -> ImageRows:
     """
-    The images of one split.
+    Load the images of one split.
 
     Args:
         spec (`str`, `Mapping` or `ImageTask`):
@@ -172,14 +168,14 @@ def load_image_task(
         split (`str`):
             `"train"`, `"validation"` or `"test"`, or whatever the dataset has.
         root (`str` or `Path`, *optional*):
-            Folder with local copies; defaults to the environment variable `DAPPR_DATA_ROOT`, and without it the Hub.
+            Folder with local copies of datasets; defaults to the environment variable `DAPPR_DATA_ROOT`, else the Hub.
         limit (`int`, *optional*):
-            A random sample of this many rows; a larger one contains a smaller one.
+            Size of a random sample of the rows; a larger limit adds rows to it.
         labelled (`bool`, *optional*, defaults to `True`):
-            Refuse rows without a label.
+            Raise a `UserError` for rows without a label.
         seed (`int`, *optional*, defaults to 0):
-            Decides validation rows, long-tailed sample, `limit` of training rows, and augmentation. Test rows do not
-            depend on it.
+            Seed of the validation split, the long tail, the `limit` sample of training and validation rows, and the
+            augmentation. Test rows do not depend on it.
     """
     task = get_image_task(spec)
     found = _divided(task, split, root or os.environ.get(DATA_ROOT), seed)
@@ -196,11 +192,12 @@ def load_image_task(
 
 
 def _divided(task: ImageTask, split: str, root: str | Path | None, seed: int) -> Split:
-    """The rows of our split, taken from the source's where it has no such split itself."""
+    """The rows of our split; validation and test rows are held out from training rows if the source has none."""
     if task.whole or split not in ("train", "validation", "test"):
         return _read(task, split, root)
     carved = task.validation_fraction is not None and "validation" not in task.splits
-    tested = set(aliases("validation")) & set(task.splits.values())  # the source's validation rows are our test rows
+    # Not empty if the source's validation split is our test split.
+    tested = set(aliases("validation")) & set(task.splits.values())
     if split == "validation" and not carved:
         if tested and "validation" not in task.splits:
             raise UserError(
@@ -228,7 +225,7 @@ def _divided(task: ImageTask, split: str, root: str | Path | None, seed: int) ->
 
 
 def _read(task: ImageTask, split: str, root: str | Path | None) -> Split:
-    """The source's rows, classes numbered."""
+    """The rows of a split in the source, with class names converted to class indices."""
     found = _source(task, split, root)
     if found.labels.dtype.kind == "U":
         names = list(task.class_names or found.class_names or ())

@@ -8,8 +8,8 @@ from tiny import make_rows
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dappr_llm import DAPPrConfig, DAPPrTrainer, UserError
-from dappr_llm.text.packing.frozen_layers import TrunkCache
 from dappr_llm.text.packing import layout as packing
+from dappr_llm.text.packing.frozen_layers import TrunkCache
 
 
 def build_model(seed=0):

@@ -290,7 +290,7 @@ def test_bad_images_are_named(tmp_path):
                      (4, "4.tif: floating-point"), (5, "5.png: 3000 × 1 pixels are too narrow")):  # fmt: skip
         with pytest.raises(UserError, match=words):
             rows.__getitems__([0, i])
-    with pytest.raises(UserError, match=r"4 or more unreadable images(.|\n)*1.jpg(.|\n)*2.png(.|\n)*4.tif"):
+    with pytest.raises(UserError, match=r"test: 4 unreadable images:(.|\n)*1.jpg(.|\n)*2.png(.|\n)*4.tif"):
         rows.verify()
     (tmp_path / "a" / "0.jpg").unlink()
     with pytest.raises(UserError, match="0.jpg: no such image file"):
