@@ -29,7 +29,7 @@ def ood_table(**facts):
 def test_evaluate_id_by_hand():
     results = evaluate_id(id_table())
     assert set(results) == {
-        "accuracy", "nll", "brier", "ece", "ece_floor", "ece_equal_mass", "ece_classwise", "mce", "conf_aupr", "conf_auroc",
+        "accuracy", "macro_f1", "nll", "brier", "ece", "ece_floor", "ece_equal_mass", "ece_classwise", "mce", "conf_aupr", "conf_auroc",
         "aurc", "excess_aurc", "risk_at_coverage_80", "coverage_at_risk_5", "n", "n_unlabelled",
     }  # fmt: skip
     assert results["accuracy"] == pytest.approx(2 / 3)
