@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -86,3 +86,19 @@ def iter_items(task: Any, split: str, root: str | None, backend: Any) -> Iterato
     for i, name in enumerate(prepared["id"]):
         row = {"id": name, "image": prepared.rows.load(i), "label": int(prepared.rows.labels[i])}
         yield from backend.items([row], i)
+
+
+def known_tasks(names: Iterable[Any]) -> dict[str, Any]:
+    """The declarations of those of these names that are tasks of ours, by name."""
+    from ..text.data.tasks import TASKS
+    from ..vision.data.catalogue import IMAGE_TASKS
+
+    every: dict[str, Any] = {**TASKS, **IMAGE_TASKS}
+    return {name: every[name] for name in names if isinstance(name, str) and name in every}
+
+
+def public_base(name: str | None) -> str | None:
+    """How others know a base model: the bundled one under the Hub id of its unrounded weights."""
+    from ..text.bundled_model import public_name
+
+    return public_name(name)

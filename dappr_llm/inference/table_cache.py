@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..core import checkpoint
+from ..core import checkpoint, manifest
 from ..core.errors import UserError
 from ..core.files import write_text
 from ..evaluation.prediction_table import PredictionTable
@@ -166,21 +166,18 @@ def file_hash(path: Path) -> str:
     blob = path.resolve()
     stat = blob.stat()
     if stat.st_size < 1 << 20:
-        return hashlib.sha256(blob.read_bytes()).hexdigest()
+        return manifest.sha256(blob)
     if blob.parent.name == "blobs" and len(blob.name) == 64:  # the Hub's cache names large files by their hash
         return blob.name
     folder = cache_folder()
     note = folder / "hashes" / f"{_digest([str(blob), stat.st_size, stat.st_mtime_ns])}.txt" if folder else None
     if note is not None and note.is_file():
         return note.read_text()
-    digest = hashlib.sha256()
-    with blob.open("rb") as handle:
-        while block := handle.read(1 << 20):
-            digest.update(block)
+    digest = manifest.sha256(blob)
     if note is not None:
         with contextlib.suppress(UserError):
-            write_text(note, digest.hexdigest())
-    return digest.hexdigest()
+            write_text(note, digest)
+    return digest
 
 
 def as_options(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from ..core.errors import UserError
 from ..core.files import write_text
 from ..core.outputs import Outputs, option_rows
 from ..inference.batching import is_stream
+from ..inference.card import save_card
 from ..methods import Method, Progress, get_method, name_of
 from .auxiliary_rows import MixedRows, check_auxiliary, split_stats
 from .callbacks.interrupt import InterruptCallback
@@ -323,7 +324,7 @@ class DAPPrTrainer(PredictingTrainer):
         write_text(folder / "training_args.json", self.args.to_json_string())
         config = self.sidecar()
         checkpoint.save_sidecar(folder, config)
-        checkpoint.save_readme(folder, config, self.backend.hub_base)
+        save_card(folder, config)
         self.save_fingerprints(folder)
 
     def sidecar(self) -> dict[str, Any]:

@@ -74,7 +74,9 @@ def test_a_sweeps_finished_runs(tmp_path):
         find_runs(tmp_path)
     for row, seed in (("b", 1), ("a", 0), ("a", 1)):
         folder = write(tmp_path / row / f"seed{seed}")
-        (folder / "recipe.yaml").write_text(f"data: {{train: digits}}\nmodel: {{backbone: convnet}}\ntrain: {{seed: {seed}}}\n")
+        (folder / "recipe.yaml").write_text(
+            f"data: {{train: digits}}\nmodel: {{backbone: convnet}}\ntrain: {{seed: {seed}}}\n"
+        )
     write(tmp_path / "c" / "seed0")  # an ensemble has no recipe
     assert [(run.row, run.seed) for run in find_runs(tmp_path)] == [("a", 0), ("a", 1), ("b", 1)]
     assert [run.seed for run in find_runs(tmp_path / "b" / "seed1")] == [1]

@@ -163,8 +163,8 @@ def _tasks(runs: Sequence[RunData]) -> list[str]:
 def _cells(run: RunData, place: str, shown: list[Column]) -> list[Cell]:
     cells = []
     for column in shown:
-        value, pair = (part.get(f"{place}/{column.key}") for part in (run.results, run.intervals))
-        cells.append(Cell(number(value, column.kind), interval_text(pair, column.kind)))
+        key, kind = f"{place}/{column.key}", column.kind
+        cells.append(Cell(number(run.results.get(key), kind), interval_text(run.intervals.get(key), kind)))
     return cells
 
 
