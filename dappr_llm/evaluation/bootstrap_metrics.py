@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from . import metrics
-from .evaluators import answer_rows, detection_sides
+from .evaluators import answer_rows, detection_sides, function_of
 from .metric_columns import ANSWERS, SHIFTED, Metric, detection_keys
 from .prediction_table import PredictionTable
 
@@ -171,7 +171,7 @@ class Answers:
         return {key: np.where(total > 0, values[key], np.nan) for key in self.wanted}
 
     def _by_function(self, metric: Metric, weights: np.ndarray) -> np.ndarray:
-        function, inputs = metrics.function_of(metric), [self.rows[name] for name in metric.inputs]
+        function, inputs = function_of(metric), [self.rows[name] for name in metric.inputs]
         if metric.weighted:
             return function(*inputs, weights=weights)
         found = []

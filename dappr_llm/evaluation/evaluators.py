@@ -6,14 +6,14 @@ unless the published reading is asked for: K/alpha0 grows with K, so an idle fif
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from ..core.errors import UserError
 from . import metrics
-from .metric_columns import ANSWERS, MATCHED, PUBLISHED, READINGS, SHIFTED, detection_keys
+from .metric_columns import ANSWERS, MATCHED, PUBLISHED, READINGS, SHIFTED, Metric, detection_keys
 from .prediction_table import PredictionTable, Reading, entropy, renormalise
 
 SCORES = ("epistemic", "aleatoric", "entropy", "max_prob", "mutual_information", "evidence")
@@ -47,6 +47,11 @@ def answer_rows(table: PredictionTable) -> dict[str, np.ndarray]:
     }
 
 
+def function_of(metric: Metric) -> Callable[..., Any]:
+    """The function in `metrics.py` that computes a metric of the answers."""
+    return getattr(metrics, metric.function or metric.key)
+
+
 def evaluate_id(table: PredictionTable) -> dict[str, float]:
     """
     Quality and calibration of the answers, each item read on its own options.
@@ -65,7 +70,7 @@ def evaluate_id(table: PredictionTable) -> dict[str, float]:
     if not known.any():
         return counts
     rows = answer_rows(table)
-    values = {m.key: metrics.function_of(m)(*(rows[name] for name in m.inputs)) for m in ANSWERS}
+    values = {m.key: function_of(m)(*(rows[name] for name in m.inputs)) for m in ANSWERS}
     return values | counts
 
 

@@ -7,22 +7,12 @@ call a metric, and which of these functions it is, stands in `metric_columns.py`
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
-
-from .metric_columns import Metric
 
 NUM_BINS = 15
 COVERAGE, RISK, TPR = 0.8, 0.05, 0.95  # where the curves of the results file are read
 _EXACT_ROWS = 64  # bins up to this size get the exact noise floor, larger ones its normal limit
 _SMALLEST_PROB = 1e-10
-
-
-def function_of(metric: Metric) -> Callable[..., Any]:
-    """The function of this module that computes a metric."""
-    return globals()[metric.function or metric.key]
 
 
 def is_correct(probs: np.ndarray, labels: np.ndarray) -> np.ndarray:
