@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 
-from dappr_llm.evaluation.paper_analyses import load_runs, plot_evidence
+from dappr_llm.evaluation.paper_analyses import plot_evidence
+from dappr_llm.evaluation.runs import find_runs
 
 
 def main() -> None:
@@ -16,7 +17,7 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", help="folders of finished runs of Dirichlet methods")
     parser.add_argument("--out", default="alpha0_normalised.png")
     args = parser.parse_args()
-    found = [load_runs(folder)[0] for folder in args.runs]
+    found = [find_runs(folder)[0] for folder in args.runs]
     plot_evidence({f"{run.row} {run.recipe.method['name']}": run.tables for run in found}, args.out)
     print(args.out)
 

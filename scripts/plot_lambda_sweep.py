@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import argparse
 
-from dappr_llm.evaluation.paper_analyses import lambda_curves, load_runs, plot_curves
+from dappr_llm.evaluation.paper_analyses import lambda_curves, plot_curves
+from dappr_llm.evaluation.runs import find_runs
 
 
 def main() -> None:
@@ -17,7 +18,7 @@ def main() -> None:
     parser.add_argument("sweep", help="folder of the sweep")
     parser.add_argument("--out", default="lambda_sweep.png")
     args = parser.parse_args()
-    curves = lambda_curves(load_runs(args.sweep))
+    curves = lambda_curves(find_runs(args.sweep))
     for name, curve in curves.items():
         for weight, found in curve.items():
             print(f"{name:<11} lambda {weight:<8g} {100 * found.mean:6.2f} ± {100 * found.std:.2f}  ({found.n} seeds)")

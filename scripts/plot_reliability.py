@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import argparse
 
-from dappr_llm.evaluation.paper_analyses import load_runs, plot_reliabilities
+from dappr_llm.evaluation.paper_analyses import plot_reliabilities
 from dappr_llm.evaluation.prediction_table import PredictionTable
+from dappr_llm.evaluation.runs import find_runs
 
 
 def main() -> None:
@@ -18,7 +19,7 @@ def main() -> None:
     parser.add_argument("--out", default="reliability_methods.png")
     args = parser.parse_args()
     tables: dict[str, list[PredictionTable]] = {}
-    for run in load_runs(args.sweep):
+    for run in find_runs(args.sweep):
         tables.setdefault(run.row, []).append(run.id_table)
     plot_reliabilities(tables, args.out)
     print(args.out)

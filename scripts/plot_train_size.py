@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import argparse
 
-from dappr_llm.evaluation.paper_analyses import falls, load_runs, plot_curves, size_curves
+from dappr_llm.evaluation.paper_analyses import falls, plot_curves, size_curves
+from dappr_llm.evaluation.runs import find_runs
 
 
 def main() -> None:
@@ -17,7 +18,7 @@ def main() -> None:
     parser.add_argument("sweep", help="folder of the sweep")
     parser.add_argument("--out", default="train_size.png")
     args = parser.parse_args()
-    curves = size_curves(load_runs(args.sweep))
+    curves = size_curves(find_runs(args.sweep))
     for method, curve in curves.items():
         for size, found in curve.items():
             print(f"{method:<6} {size:6.0f} rows: mean {found.mean:.4f} ± {found.std:.4f}  ({found.n} seeds)")

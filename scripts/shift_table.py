@@ -12,19 +12,19 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from dappr_llm.commands.walks import load_predictor, predict
-from dappr_llm.evaluation.paper_analyses import load_runs, render_shift, shift_table
+from dappr_llm.commands.walks import predict
+from dappr_llm.evaluation.paper_analyses import render_shift, shift_table
 from dappr_llm.evaluation.prediction_table import PredictionTable
+from dappr_llm.evaluation.runs import find_runs
 from dappr_llm.vision.data.catalogue import CORRUPTIONS, SEVERITIES
 
 
 def tables_of(folder: Path, names: list[str], args: argparse.Namespace) -> dict[str, PredictionTable]:
-    found, predictor = {}, None
+    found = {}
     for name in names:
         path = folder / "shift" / f"{name.replace('/', '_')}.npz"
         if not path.is_file():
-            predictor = predictor or load_predictor(str(folder), None, args.batch_size)
-            predict(predictor, name, "test", args.data_root, args.limit, path)
+            predict([str(folder)], [name], "test", path, None, args.data_root, args.batch_size, args.limit)
         found[path.stem] = PredictionTable.load(path)
     return found
 
@@ -40,12 +40,11 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="use only so many images of each set")
     args = parser.parse_args()
     names = [f"cifar10_c/{corruption}/{severity}" for severity in args.severities for corruption in args.corruptions]
-    root, rows = Path(args.sweep), {}
-    for run in load_runs(root):
+    rows = {}
+    for run in find_runs(args.sweep):
         if args.rows and run.row not in args.rows:
             continue
-        folder = root if (root / "recipe.yaml").is_file() else root / run.row / f"seed{run.seed}"
-        rows[f"{run.row}, seed {run.seed}"] = shift_table(run.id_table, tables_of(folder, names, args))
+        rows[f"{run.row}, seed {run.seed}"] = shift_table(run.id_table, tables_of(run.folder, names, args))
     for key in ("aupr", "aupr_epistemic", "accuracy"):
         print(f"\n{key}\n\n{render_shift(rows, key)}")
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from .. import __version__
 from ..core import checkpoint
 from ..core.errors import UserError
-from . import cli_scale, cli_serve
+from . import audit, cli_scale, cli_serve
 
 _EPILOG = {
     "train": """examples:
@@ -65,9 +65,7 @@ reported and the rest go on. Results: table.md, table.tex, table.csv and table.j
 
 Everything is computed from the runs' prediction tables; neither the model nor torch is needed. With several runs on
 the same items, differences to the first are tested pairwise.""",
-    "audit": """examples:
-  dappr audit runs/quickstart --task everyday
-  dappr audit runs/quickstart/audits/everyday-test/audit.npz      the figures again, without the model""",
+    "audit": audit.EPILOG,
     "recipes": """examples:
   dappr recipes
   dappr train obqa_mistral7b/dappr        a shipped recipe by its name""",
@@ -149,13 +147,9 @@ def _figure_verbs(verb: Callable[[str, str], argparse.ArgumentParser]) -> None:
     report.add_argument("--title", default="", help="heading of the page")
     _figures(report)
 
-    audit = verb("audit", "Ask every question with its options rotated: does the answer follow words or letters?")
-    audit.add_argument("checkpoint", help="folder of a run, Hub id, or a table (.npz) that an earlier audit wrote")
-    audit.add_argument("--task", help="task name, .jsonl/.csv/.parquet file, or Hub dataset id")
-    audit.add_argument("--split", default="test", help="split of the task (default: test)")
-    audit.add_argument("--out", help="folder for figures and table (default: audits/TASK-SPLIT below the checkpoint)")
-    audit.add_argument("--resamples", type=int, default=1000, help="bootstrap resamples (default: 1000)")
-    _common(audit)
+    rotate = verb("audit", "Ask every question with its options rotated: does the answer follow words or letters?")
+    audit.add_arguments(rotate)
+    _common(rotate)
 
 
 def _figures(parser: argparse.ArgumentParser) -> None:
@@ -269,23 +263,6 @@ def _report(args: argparse.Namespace) -> int:
     return 0
 
 
-def _audit(args: argparse.Namespace) -> int:
-    from ..evaluation.permutation_audit import audit
-
-    audit(
-        args.checkpoint,
-        args.task,
-        args.split,
-        args.out,
-        args.base,
-        args.data_root,
-        args.batch_size,
-        args.limit,
-        args.resamples,
-    )
-    return 0
-
-
 def _combine(args: argparse.Namespace) -> int:
     from ..scale.combine import combine_runs, combine_tables
 
@@ -343,7 +320,7 @@ def main(argv: list[str] | None = None) -> int:
         "combine": _combine,
         "sweep": _sweep,
         "report": _report,
-        "audit": _audit,
+        "audit": audit.run,
         "recipes": _recipes,
         **cli_serve.HANDLERS,
         **cli_scale.HANDLERS,

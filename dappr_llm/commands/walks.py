@@ -17,7 +17,8 @@ from ..evaluation.bootstrap import RESAMPLES, bootstrap
 from ..evaluation.evaluators import evaluate_tables
 from ..evaluation.item_texts import save_questions
 from ..evaluation.prediction_table import PredictionTable
-from ..evaluation.reporting import figures as report
+from ..evaluation.reporting.figures import plot_alpha0, plot_reliability
+from ..evaluation.reporting.text_tables import render_results
 from ..evaluation.results import load_results_file, save_results
 from ..inference.batching import RowSet, is_stream
 from ..inference.table_cache import as_options, cached_tables, model_key
@@ -241,7 +242,7 @@ def finish(
     save_results(results, meta, folder / checkpoint.RESULTS, intervals)
     pictures = _draw(folder, id_table, dict(ood))
     if not quiet:
-        say("\n" + report.render_results(results, title, intervals))
+        say("\n" + render_results(results, title, intervals))
         say(f"\nModel, tables and results: {folder}" + (f"\nPictures: {pictures}" if pictures else ""))
     return results
 
@@ -257,8 +258,8 @@ def _draw(folder: Path, id_table: PredictionTable, ood: dict[str, PredictionTabl
     """Draw the pictures; returns where they are, as text."""
     pictures = [folder / "reliability.png", folder / "alpha0.png"]
     try:
-        report.plot_reliability(id_table, pictures[0])
-        report.plot_alpha0(id_table, ood, pictures[1])
+        plot_reliability(id_table, pictures[0])
+        plot_alpha0(id_table, ood, pictures[1])
     except UserError as error:  # figures are worth more than pictures: say what is missing and go on
         say(f"No pictures: {error}")
         return ""
@@ -268,7 +269,7 @@ def _draw(folder: Path, id_table: PredictionTable, ood: dict[str, PredictionTabl
 def show_results(folder: Path) -> None:
     """Print the figures of a finished run."""
     content = load_results_file(folder / checkpoint.RESULTS)
-    say(report.render_results(content.results, folder.name, content.intervals))
+    say(render_results(content.results, folder.name, content.intervals))
 
 
 def load_predictor(names: str | list[str], base: str | None, batch_size: int, **kwargs: Any) -> Any:

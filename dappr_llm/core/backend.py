@@ -197,11 +197,6 @@ class Backend(ABC):
         """Write the tokenizer beside the weights, where there is one."""
 
     @property
-    def hub_base(self) -> str | None:
-        """The base model's public name, for model cards."""
-        return self.base_model
-
-    @property
     def table_facts(self) -> Mapping[str, Any]:
         """More entries for the meta data of prediction tables."""
         return {}

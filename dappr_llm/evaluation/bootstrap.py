@@ -14,14 +14,13 @@ import numpy as np
 
 from ..core.errors import UserError
 from .bootstrap_metrics import Evaluation, Values
+from .metric_columns import is_binned
 from .prediction_table import PredictionTable
 
 RESAMPLES = 1000
 LEVEL = 0.95
 # Rows times resamples held at a time: small enough for a processor's cache, and memory stays bounded.
 _CHUNK = 200_000
-# Binned errors grow in a resample, which holds fewer distinct rows: see `bootstrap`.
-_BINNED = ("ece", "ece_equal_mass", "ece_classwise", "mce")
 
 Tables = tuple[PredictionTable, Mapping[str, PredictionTable]]
 
@@ -194,7 +193,7 @@ def _gather(chunks: Iterator[Values] | Sequence[Values]) -> Values:
 def _defined(key: str, measured: float, drawn: np.ndarray) -> np.ndarray:
     # A resample can lack one class, and then its area is undefined; the others still tell.
     drawn = drawn[np.isfinite(drawn)] if np.isfinite(measured) else drawn[:0]
-    return drawn + (measured - drawn.mean()) if len(drawn) and key.rpartition("/")[2] in _BINNED else drawn
+    return drawn + (measured - drawn.mean()) if len(drawn) and is_binned(key) else drawn
 
 
 def _interval(key: str, measured: float, drawn: np.ndarray, level: float) -> tuple[float, float]:
@@ -202,7 +201,7 @@ def _interval(key: str, measured: float, drawn: np.ndarray, level: float) -> tup
     if not len(drawn):
         return float("nan"), float("nan")
     low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
-    return (max(0.0, float(low)), float(high)) if key.rpartition("/")[2] in _BINNED else (float(low), float(high))
+    return (max(0.0, float(low)), float(high)) if is_binned(key) else (float(low), float(high))
 
 
 def _paired(key: str, measured: float, drawn: np.ndarray, level: float) -> Paired:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from . import metrics
-from .evaluators import detection_names, detection_sides
+from .evaluators import answer_rows, detection_sides, function_of
+from .metric_columns import ANSWERS, SHIFTED, Metric, detection_keys
 from .prediction_table import PredictionTable
 
 Values = dict[str, np.ndarray]  # metric → [R]
@@ -105,37 +106,37 @@ class Answers:
     """
     Quality, calibration and selective prediction of one table, each item read on its own options.
 
+    Metrics that would be slow to compute anew for every resample have a faster form here. Any other is computed by its
+    function in `metrics.py`: for all resamples at once if that takes weights, or else for one after the other.
+
     Args:
         table ([`PredictionTable`]): The predictions; rows of unknown label get no weight.
-        names (`tuple[str, ...]`, *optional*): The metrics wanted; all by default.
+        wanted (`tuple[Metric, ...]`, *optional*): The metrics wanted; all by default.
     """
 
-    def __init__(self, table: PredictionTable, names: tuple[str, ...] | None = None):
-        self.names = names
+    def __init__(self, table: PredictionTable, wanted: tuple[Metric, ...] = ANSWERS):
+        self.wanted = {metric.key: metric for metric in wanted if metric.estimate}
         self.known = np.flatnonzero(table.labels >= 0)
-        reading, labels = table.reading("own"), table.labels[self.known]
-        if not len(labels):
+        if not len(self.known):
             return
-        probs = reading.probs[self.known].astype(np.float64)
-        options = reading.num_options[self.known]
-        correct, confidence = metrics.is_correct(probs, labels), probs.max(axis=1)
+        rows = answer_rows(table)
+        rows["probs"] = rows["probs"].astype(np.float64)
+        rows["confidence"] = rows["probs"].max(axis=1)
+        self.rows = rows
         self.means = {
-            "accuracy": correct.astype(np.float64),
-            "nll": metrics.nll_rows(probs, labels),
-            "brier": metrics.brier_rows(probs, labels),
+            "accuracy": rows["correct"].astype(np.float64),
+            "nll": metrics.nll_rows(rows["probs"], rows["labels"]),
+            "brier": metrics.brier_rows(rows["probs"], rows["labels"]),
         }
-        self.bins = _groups(metrics.bin_index(confidence), metrics.NUM_BINS + 1)
-        self.gap = confidence - correct
+        self.bins = _groups(metrics.bin_index(rows["confidence"]), metrics.NUM_BINS + 1)
+        self.gap = rows["confidence"] - rows["correct"]
         self.binned_gap = self.bins.multiply(self.gap).tocsr()
-        if self._wants("ece_equal_mass"):
-            self.by_confidence = Ranking(confidence, np.ones(len(labels)))
-        if self._wants("ece_classwise"):
-            self._prepare_classes(probs, labels, options)
-        if self._wants("aurc"):
-            self.ranking = Ranking(reading.aleatoric[self.known], correct)
-
-    def _wants(self, name: str) -> bool:
-        return self.names is None or name in self.names
+        if "ece_equal_mass" in self.wanted:
+            self.by_confidence = Ranking(rows["confidence"], np.ones(len(self.known)))
+        if "ece_classwise" in self.wanted:
+            self._prepare_classes(rows["probs"], rows["labels"], rows["num_options"])
+        if "aurc" in self.wanted:
+            self.ranking = Ranking(rows["aleatoric"], rows["correct"])
 
     def _prepare_classes(self, probs: np.ndarray, labels: np.ndarray, options: np.ndarray) -> None:
         bins, classes = metrics.NUM_BINS + 1, int(options.max())
@@ -156,17 +157,28 @@ class Answers:
         values = {name: weights @ rows / total for name, rows in self.means.items()}
         gaps = np.abs((self.binned_gap @ weights.T).T)  # [R, bins]
         values["ece"] = gaps.sum(axis=1) / total
-        if self._wants("mce"):
+        if "mce" in self.wanted:
             values["mce"] = _divide(gaps, (self.bins @ weights.T).T).max(axis=1)
-        if self._wants("ece_equal_mass"):
+        if "ece_equal_mass" in self.wanted:
             values["ece_equal_mass"] = self._equal_mass(weights) / total
-        if self._wants("ece_classwise"):
+        if "ece_classwise" in self.wanted:
             values["ece_classwise"] = self._classwise(weights)
-        if self._wants("aurc"):
+        if "aurc" in self.wanted:
             right, wrong = self.ranking.sums(weights)
             ranked = detection(right, wrong, ("auroc", "aupr"))
             values |= {f"conf_{name}": value for name, value in ranked.items()} | selective(right, wrong)
-        return {name: np.where(total > 0, value, np.nan) for name, value in values.items() if self._wants(name)}
+        values |= {key: self._by_function(m, weights) for key, m in self.wanted.items() if key not in values}
+        return {key: np.where(total > 0, values[key], np.nan) for key in self.wanted}
+
+    def _by_function(self, metric: Metric, weights: np.ndarray) -> np.ndarray:
+        function, inputs = function_of(metric), [self.rows[name] for name in metric.inputs]
+        if metric.weighted:
+            return function(*inputs, weights=weights)
+        found = []
+        for counts in weights:
+            drawn = np.repeat(np.arange(len(counts)), counts.astype(np.int64))
+            found.append(function(*(rows[drawn] for rows in inputs)))
+        return np.array(found)
 
     def _equal_mass(self, weights: np.ndarray) -> np.ndarray:
         mass, gap = self.by_confidence.total(weights), self.by_confidence.total(weights * self.gap)
@@ -197,9 +209,7 @@ class Evaluation:
         self, id_table: PredictionTable, ood_tables: dict[str, PredictionTable], score: str = "epistemic"
     ) -> None:
         self.answers = Answers(id_table)
-        self.shifted = {
-            task: Answers(table, ("accuracy", "nll", "brier", "ece")) for task, table in ood_tables.items()
-        }
+        self.shifted = {task: Answers(table, SHIFTED) for task, table in ood_tables.items()}
         self.rankings: dict[str, dict[str, Ranking]] = {}
         for task, table in ood_tables.items():
             is_id = np.arange(len(id_table) + len(table)) < len(id_table)
@@ -214,7 +224,7 @@ class Evaluation:
         for task, weights in ood_weights.items():
             both = np.concatenate([id_weights, weights], axis=1)
             for suffix, ranking in self.rankings[task].items():
-                found = detection(*ranking.sums(both), detection_names(suffix))
+                found = detection(*ranking.sums(both), detection_keys(suffix))
                 values |= {f"ood/{task}/{name}{suffix}": value for name, value in found.items()}
             values |= {f"ood/{task}/{name}": value for name, value in self.shifted[task](weights).items()}
         return values

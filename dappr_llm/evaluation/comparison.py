@@ -14,24 +14,18 @@ from ..core import checkpoint
 from ..core.files import write_text
 from .bootstrap import Paired, Summary, over_seeds, paired_bootstrap
 from .evaluators import evaluate_tables
+from .metric_columns import Column, Metric, columns
 from .prediction_table import PredictionTable
+from .reporting.markdown import markdown_table
 from .reporting.tables import escape_latex
 from .results import to_json
 
 SIGNIFICANT = 0.05
-# key, header, how it is shown, whether larger is better
-_ID = (
-    ("accuracy", "accuracy", "percent", True),
-    ("nll", "NLL", "plain", False),
-    ("ece", "ECE", "percent", False),
-)
-# What the papers' tables of image classifiers show; their figures are close together, so two decimals.
-_IMAGE_ID = (
-    ("accuracy", "accuracy", "fine", True),
-    ("conf_aupr", "conf. AUPR", "fine", True),
-    ("nll", "NLL", "plain", False),
-    ("ece", "ECE", "fine", False),
-)
+# In distribution, of questions and of images: the latter is what the papers' tables of image classifiers show.
+_ID = {"text": ("accuracy", "nll", "ece"), "vision": ("accuracy", "conf_aupr", "nll", "ece")}
+# Out of distribution, per task: key of the headline; keys of the second table.
+_OOD = {"text": "auroc", "vision": "aupr"}
+_OTHER = {"text": ("auroc_published", "auroc_max_prob"), "vision": ("auroc", "fpr95", "auroc_max_prob")}
 
 
 @dataclass(frozen=True)
@@ -120,58 +114,62 @@ def _holm(entries: list[Entry]) -> list[Entry]:
 # --- tables -------------------------------------------------------------------------------------------------------
 
 
-def _columns(comparison: Comparison, part: str) -> list[tuple[str, str, str, bool]]:
-    if comparison.modality == "vision":
-        return _image_columns(comparison, part)
-    if part == "headline":
-        columns = [(f"id/{key}", header, kind, larger) for key, header, kind, larger in _ID]
-        return columns + [(f"ood/{t}/auroc", f"AUROC {t}", "percent", True) for t in comparison.ood_tasks]
-    return [
-        (f"ood/{task}/{key}", f"{task}, {header}", "percent", True)
-        for task in comparison.ood_tasks
-        for key, header in (("auroc_published", "published"), ("auroc_max_prob", "max prob"))
-    ]
+@dataclass(frozen=True)
+class _Shown:
+    """A column: the key of its numbers, its header, and what is known about the metric."""
+
+    key: str
+    header: str
+    metric: Metric
 
 
-def _image_columns(comparison: Comparison, part: str) -> list[tuple[str, str, str, bool]]:
+def _columns(comparison: Comparison, part: str) -> list[_Shown]:
+    kind, tasks = comparison.modality, comparison.ood_tasks
     if part == "headline":
-        columns = [(f"id/{key}", header, kind, larger) for key, header, kind, larger in _IMAGE_ID]
-        return columns + [(f"ood/{t}/aupr", f"AUPR {t}", "fine", True) for t in comparison.ood_tasks]
-    readings = (("auroc", "AUROC", True), ("fpr95", "FPR95", False), ("auroc_max_prob", "AUROC, max prob", True))
-    return [
-        (f"ood/{task}/{key}", f"{task}, {header}", "fine", larger)
-        for task in comparison.ood_tasks
-        for key, header, larger in readings
-    ]
+        shown = [_Shown(f"id/{column.key}", column.header, column.metric) for column in columns(_ID[kind])]
+        (column,) = columns([_OOD[kind]], one_reading=True)
+        return shown + [_Shown(f"ood/{t}/{column.key}", f"{column.header} {t}", column.metric) for t in tasks]
+    others = [(column, _other_header(column, kind)) for column in columns(_OTHER[kind], one_reading=kind == "vision")]
+    return [_Shown(f"ood/{t}/{c.key}", f"{t}, {header}", c.metric) for t in tasks for c, header in others]
+
+
+def _other_header(column: Column, kind: str) -> str:
+    # The second table of questions is AUROC throughout, and its title says so.
+    names = [] if kind == "text" else [column.metric.header]
+    return ", ".join([*names, *([column.reading] if column.reading else [])])
 
 
 def _cells(comparison: Comparison, part: str) -> tuple[list[str], list[list[tuple[str, str, bool, bool]]]]:
     """Headers, and per row (mean, spread, whether it is the best, whether it differs from the first row)."""
-    columns = _columns(comparison, part)
+    shown = _columns(comparison, part)
+    # Figures of image classifiers are close together.
+    digits = 2 if comparison.modality == "vision" else 1
     rows = []
     for entry in comparison.entries:
         cells = []
-        for key, _, kind, larger in columns:
+        for column in shown:
+            key, kind = column.key, column.metric.kind
             means = [e.summary[key].mean for e in comparison.entries if key in e.summary]
-            best = (max if larger else min)((m for m in means if not math.isnan(m)), default=math.nan)
+            choose = max if column.metric.larger_is_better else min
+            best = choose((m for m in means if not math.isnan(m)), default=math.nan)
             found = entry.summary.get(key)
             paired = entry.against_first.get(key)
             cells.append(
                 (
-                    _number(found.mean if found else math.nan, kind),
-                    _number(found.std, kind) if found and not math.isnan(found.std) else "",
+                    _number(found.mean if found else math.nan, kind, digits),
+                    _number(found.std, kind, digits) if found and not math.isnan(found.std) else "",
                     found is not None and found.mean == best and len(comparison.entries) > 1,
                     paired is not None and paired.p_value < SIGNIFICANT,
                 )
             )
         rows.append(cells)
-    return [header for _, header, _, _ in columns], rows
+    return [column.header for column in shown], rows
 
 
-def _number(value: float, kind: str) -> str:
+def _number(value: float, kind: str, digits: int) -> str:
     if math.isnan(value):
         return "–"
-    return {"percent": f"{100 * value:.1f}", "fine": f"{100 * value:.2f}"}.get(kind, f"{value:.3f}")
+    return f"{100 * value:.{digits}f}" if kind == "percent" else f"{value:.3f}"
 
 
 def render_markdown(comparison: Comparison) -> str:
@@ -182,11 +180,13 @@ def render_markdown(comparison: Comparison) -> str:
         if part == "readings" and not comparison.ood_tasks:
             continue
         headers, rows = _cells(comparison, part)
-        lines = [["method", "seeds", *headers], ["---", *["---:"] * (len(headers) + 1)]]
-        for entry, cells in zip(comparison.entries, rows, strict=True):
-            shown = [_markdown_cell(*cell) for cell in cells]
-            lines.append([entry.label.replace("|", "\\|"), str(len(entry.seeds)), *shown])
-        table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        table = markdown_table(
+            ["method", "seeds", *headers],
+            [
+                [entry.label, str(len(entry.seeds)), *(_markdown_cell(*cell) for cell in cells)]
+                for entry, cells in zip(comparison.entries, rows, strict=True)
+            ],
+        )
         blocks.append(f"{title}:\n\n{table}" if title else table)
     return "\n\n".join([*blocks, _legend(comparison)]) + "\n"
 

@@ -6,22 +6,50 @@ unless the published reading is asked for: K/alpha0 grows with K, so an idle fif
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from ..core.errors import UserError
 from . import metrics
+from .metric_columns import ANSWERS, MATCHED, PUBLISHED, READINGS, SHIFTED, Metric, detection_keys
 from .prediction_table import PredictionTable, Reading, entropy, renormalise
 
 SCORES = ("epistemic", "aleatoric", "entropy", "max_prob", "mutual_information", "evidence")
 SLOTS = ("train", "task")
 
 # Ranked beside the headline score, on matched letters.
-OTHER_SCORES = ("max_prob", "entropy", "mutual_information")
+OTHER_SCORES = tuple(suffix.removeprefix("_") for suffix in READINGS if suffix not in (MATCHED, PUBLISHED))
 
-_SHIFTED = ("accuracy", "nll", "brier", "ece", "ece_floor")
+
+def answer_rows(table: PredictionTable) -> dict[str, np.ndarray]:
+    """
+    What metrics of the answers are computed from, for the rows of known label.
+
+    Args:
+        table ([`PredictionTable`]): The predictions, each item read on its own options.
+
+    Returns:
+        `dict[str, np.ndarray]`: `probs` `[N, W]`; `labels`, `num_options`, `aleatoric`, `confidence` (of the most
+        probable option) and `correct` (whether that one is right), `[N]` each.
+    """
+    known = table.labels >= 0
+    reading, labels = table.reading("own"), table.labels[known]
+    probs = reading.probs[known]
+    return {
+        "probs": probs,
+        "labels": labels,
+        "num_options": reading.num_options[known],
+        "aleatoric": reading.aleatoric[known],
+        "confidence": probs.max(axis=1),
+        "correct": metrics.is_correct(probs, labels),
+    }
+
+
+def function_of(metric: Metric) -> Callable[..., Any]:
+    """The function in `metrics.py` that computes a metric of the answers."""
+    return getattr(metrics, metric.function or metric.key)
 
 
 def evaluate_id(table: PredictionTable) -> dict[str, float]:
@@ -32,11 +60,8 @@ def evaluate_id(table: PredictionTable) -> dict[str, float]:
         table ([`PredictionTable`]): The predictions. Rows of unknown label (-1) are left out.
 
     Returns:
-        `dict[str, float]`: `accuracy`, `nll`, `brier`; calibration: `ece` (15 equal-width bins) with `ece_floor`, what
-        chance alone would show at this size, `ece_equal_mass`, `ece_classwise`, `mce`; ranking right answers above
-        wrong ones by the aleatoric uncertainty: `conf_aupr`, `conf_auroc`, `aurc`, `excess_aurc`,
-        `risk_at_coverage_80`, `coverage_at_risk_5`; `n` (rows evaluated) and `n_unlabelled` (rows left out); `n_nan`
-        if rows hold NaN. With no labelled row, the counts alone.
+        `dict[str, float]`: Every metric of the answers by its key in `metric_columns.METRICS`; `n` (rows evaluated)
+        and `n_unlabelled` (rows left out); `n_nan` if rows hold NaN. With no labelled row, the counts alone.
     """
     known = table.labels >= 0
     counts: dict[str, float] = {"n": int(known.sum()), "n_unlabelled": int((~known).sum())}
@@ -44,26 +69,9 @@ def evaluate_id(table: PredictionTable) -> dict[str, float]:
         counts["n_nan"] = int(table.nan_rows.sum())
     if not known.any():
         return counts
-    reading, labels = table.reading("own"), table.labels[known]
-    probs, aleatoric = reading.probs[known], reading.aleatoric[known]
-    correct, confidence = metrics.is_correct(probs, labels), probs.max(axis=1)
-    return {
-        "accuracy": metrics.accuracy(probs, labels),
-        "nll": metrics.nll(probs, labels),
-        "brier": metrics.brier(probs, labels),
-        "ece": metrics.ece(confidence, correct),
-        "ece_floor": metrics.ece_floor(confidence),
-        "ece_equal_mass": metrics.equal_mass_ece(confidence, correct),
-        "ece_classwise": metrics.classwise_ece(probs, labels, reading.num_options[known]),
-        "mce": metrics.mce(confidence, correct),
-        "conf_aupr": metrics.confidence_aupr(correct, aleatoric),
-        "conf_auroc": metrics.confidence_auroc(correct, aleatoric),
-        "aurc": metrics.aurc(correct, aleatoric),
-        "excess_aurc": metrics.excess_aurc(correct, aleatoric),
-        "risk_at_coverage_80": metrics.risk_at_coverage(correct, aleatoric),
-        "coverage_at_risk_5": metrics.coverage_at_risk(correct, aleatoric),
-        **counts,
-    }
+    rows = answer_rows(table)
+    values = {m.key: function_of(m)(*(rows[name] for name in m.inputs)) for m in ANSWERS}
+    return values | counts
 
 
 def evaluate_ood(
@@ -130,13 +138,14 @@ def evaluate_tables(
     """
     results = {f"id/{name}": value for name, value in evaluate_id(id_table).items()}
     results |= {f"id/{name}": value for name, value in _option_counts(id_table).items()}
+    shifted = [metric.key for metric in SHIFTED]
     for task, table in ood_tables.items():
         answers = evaluate_id(table)
         values: dict[str, float] = {}
         for suffix, sides in detection_sides(id_table, table, score).items():
             areas = metrics.ood_scores(*sides)
-            values |= {f"{name}{suffix}": areas[name] for name in detection_names(suffix)}
-        values |= {name: answers[name] for name in _SHIFTED if name in answers}
+            values |= {f"{name}{suffix}": areas[name] for name in detection_keys(suffix)}
+        values |= {name: answers[name] for name in shifted if name in answers}
         values["n"] = len(table)
         values |= {name: answers[name] for name in ("n_unlabelled", "n_nan") if name in answers}
         values |= _option_counts(table)
@@ -149,18 +158,13 @@ def detection_sides(
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """The uncertainties behind each ranking of a results file, by the suffix of its keys."""
     sides = {
-        "": ood_uncertainties(id_table, ood_table, score),
-        "_published": ood_uncertainties(id_table, ood_table, score, slots="task"),
+        MATCHED: ood_uncertainties(id_table, ood_table, score),
+        PUBLISHED: ood_uncertainties(id_table, ood_table, score, slots="task"),
     }
     for other in OTHER_SCORES:
         if other != "mutual_information" or all(has_spread(table) for table in (id_table, ood_table)):
             sides[f"_{other}"] = ood_uncertainties(id_table, ood_table, other)
     return sides
-
-
-def detection_names(suffix: str) -> tuple[str, ...]:
-    """The metrics that a results file keeps of a ranking: all for the two headline readings, AUROC for the others."""
-    return ("auroc", "aupr", "aupr_ood", "fpr95") if suffix in ("", "_published") else ("auroc",)
 
 
 def one_reading(results: Mapping[str, Any]) -> bool:
@@ -172,8 +176,8 @@ def one_reading(results: Mapping[str, Any]) -> bool:
     Args:
         results (`Mapping`): What [`evaluate_tables`] returned or [`load_results`] read.
     """
-    published = [key for key in results if key.endswith("_published")]
-    pairs = [(results[key], results.get(key.removesuffix("_published"))) for key in published]
+    published = [key for key in results if key.endswith(PUBLISHED)]
+    pairs = [(results[key], results.get(key.removesuffix(PUBLISHED))) for key in published]
     return all(one == other or (one != one and other != other) for one, other in pairs)
 
 

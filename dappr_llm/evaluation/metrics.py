@@ -1,7 +1,8 @@
 """
 Metrics on plain arrays. Undefined cases (no rows, a single class) are NaN, never an exception.
 
-`weighted.py` computes the same numbers for many resamples at once; a test holds the two together.
+`bootstrap_metrics.py` computes the same numbers for many resamples at once; a test holds the two together. What tables
+call a metric, and which of these functions it is, stands in `metric_columns.py`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,40 @@ def is_correct(probs: np.ndarray, labels: np.ndarray) -> np.ndarray:
 def accuracy(probs: np.ndarray, labels: np.ndarray) -> float:
     """Share of rows whose most probable option is the label; see [`is_correct`]."""
     return _mean(is_correct(probs, labels))
+
+
+def macro_f1(probs: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None) -> float | np.ndarray:
+    """
+    F1 score of each class, meant over the classes that occur among labels or predictions.
+
+    For multiple choice the classes are the options' positions: a low value beside a high accuracy says that some
+    letters are hardly ever right, or hardly ever chosen. A row with NaN predicts no class.
+
+    Args:
+        probs (`np.ndarray` of shape `[N, K]`): Probabilities.
+        labels (`np.ndarray` of shape `[N]`): Correct options, all known.
+        weights (`np.ndarray` of shape `[R, N]`, *optional*): How often each row counts, for R resamples at once.
+
+    Returns:
+        `float`, or with weights `np.ndarray` of shape `[R]`.
+    """
+    probs, labels = _as_labelled(probs, labels)
+    drawn = np.ones((1, len(labels))) if weights is None else np.asarray(weights, dtype=np.float64)
+    # Each resample has its own run of classes, and one more for rows that predict none.
+    classes = probs.shape[1] + 1
+    predicted = np.where(np.isnan(probs).any(axis=1), classes - 1, probs.argmax(axis=1))
+    offset = classes * np.arange(len(drawn))[:, None]
+
+    def per_class(index: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        found = np.bincount((index + offset).ravel(), counts.ravel(), classes * len(drawn))
+        return found.reshape(len(drawn), classes)[:, :-1]
+
+    right = per_class(labels, drawn * (predicted == labels))
+    occurs = per_class(labels, drawn) + per_class(predicted, drawn)
+    f1 = np.divide(2 * right, occurs, out=np.zeros(right.shape), where=occurs > 0)
+    present = (occurs > 0).sum(axis=1)
+    means = np.divide(f1.sum(axis=1), present, out=np.full(len(drawn), np.nan), where=present > 0)
+    return float(means[0]) if weights is None else means
 
 
 def nll(probs: np.ndarray, labels: np.ndarray) -> float:

@@ -1,67 +1,24 @@
 """
 The paper's analyses from prediction tables: what the figures and tables of `scripts/` are made of. No torch.
 
-A sweep's folder holds runs `ROW/seedN`; every figure starts from the tables in them.
+A sweep's folder holds runs `ROW/seedN`, which [`find_runs`] reads; every figure starts from the tables in them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from ..core import checkpoint
 from ..core.errors import UserError
 from ..core.files import PathLike
-from ..core.recipe import Recipe, load_recipe
-from ..scale.combine import run_tables
 from . import metrics
 from .bootstrap import Summary, over_seeds
 from .evaluators import evaluate_id, evaluate_ood
 from .prediction_table import PredictionTable
-from .reporting import figures as report
-
-
-@dataclass(frozen=True)
-class FinishedRun:
-    """A run of a sweep: its row, seed, recipe and tables, the in-distribution one first."""
-
-    row: str
-    seed: int
-    recipe: Recipe
-    tables: dict[str, PredictionTable]
-
-    @property
-    def id_table(self) -> PredictionTable:
-        """Predictions for the training task."""
-        return next(iter(self.tables.values()))
-
-    @property
-    def ood_tables(self) -> dict[str, PredictionTable]:
-        """Predictions for the other tasks."""
-        return dict(list(self.tables.items())[1:])
-
-
-def load_runs(folder: PathLike) -> list[FinishedRun]:
-    """
-    The finished runs below a sweep's folder (`ROW/seedN`), or a single run's folder.
-
-    Args:
-        folder (`str` or `Path`): What `dappr sweep` or `dappr train` wrote.
-    """
-    root = Path(folder)
-    places = [root] if (root / checkpoint.RESULTS).is_file() else sorted(root.glob("*/seed*"))
-    runs = []
-    for place in places:
-        if (place / checkpoint.RESULTS).is_file() and (place / checkpoint.RECIPE).is_file():
-            recipe = load_recipe(place / checkpoint.RECIPE)
-            tables = {task: PredictionTable.load(path) for task, path in run_tables(place).items()}
-            runs.append(FinishedRun(place.parent.name, int(recipe.train.get("seed", 42)), recipe, tables))
-    if not runs:
-        raise UserError(f"{folder} holds no finished runs (ROW/seedN with {checkpoint.RESULTS}); start its sweep")
-    return runs
+from .reporting.figures import COLOURS, STYLES, legend_above, new_figure, save_figure
+from .reporting.markdown import markdown_table
+from .runs import Run
 
 
 def grouped(values: Sequence[tuple[float, float]]) -> dict[float, Summary]:
@@ -70,12 +27,12 @@ def grouped(values: Sequence[tuple[float, float]]) -> dict[float, Summary]:
     return {p: over_seeds([value for position, value in values if position == p]) for p in positions}
 
 
-def lambda_curves(runs: Sequence[FinishedRun]) -> dict[str, dict[float, Summary]]:
+def lambda_curves(runs: Sequence[Run]) -> dict[str, dict[float, Summary]]:
     """
     Accuracy, confidence AUPR and mean OOD AUPR against the coefficient of the regulariser.
 
     Args:
-        runs (`Sequence[FinishedRun]`): Runs that differ in `method.reg_weight`; without a regulariser it is 0.
+        runs (`Sequence[Run]`): Runs that differ in `method.reg_weight`; without a regulariser it is 0.
     """
     found: dict[str, list[tuple[float, float]]] = {"accuracy": [], "conf. AUPR": [], "OOD AUPR": []}
     for run in runs:
@@ -89,12 +46,12 @@ def lambda_curves(runs: Sequence[FinishedRun]) -> dict[str, dict[float, Summary]
     return {name: grouped(values) for name, values in found.items()}
 
 
-def size_curves(runs: Sequence[FinishedRun]) -> dict[str, dict[float, Summary]]:
+def size_curves(runs: Sequence[Run]) -> dict[str, dict[float, Summary]]:
     """
     Mean epistemic uncertainty on the test rows against the number of training rows, by method.
 
     Args:
-        runs (`Sequence[FinishedRun]`): Runs that differ in `data.max_train_samples`.
+        runs (`Sequence[Run]`): Runs that differ in `data.max_train_samples`.
     """
     found: dict[str, list[tuple[float, float]]] = {}
     for run in runs:
@@ -167,10 +124,10 @@ def shift_table(id_table: PredictionTable, shifted: Mapping[str, PredictionTable
 def render_shift(rows: Mapping[str, Mapping[int, Mapping[str, float]]], key: str = "aupr") -> str:
     """A Markdown table in percent: methods down, severities across."""
     severities = sorted({severity for row in rows.values() for severity in row})
-    lines = [["method", *(f"severity {s}" for s in severities)], ["---", *["---:"] * len(severities)]]
-    for name, row in rows.items():
-        lines.append([name, *(f"{100 * row[s][key]:.2f}" if s in row else "–" for s in severities)])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    cells = [
+        [name, *(f"{100 * row[s][key]:.2f}" if s in row else "–" for s in severities)] for name, row in rows.items()
+    ]
+    return markdown_table(["method", *(f"severity {s}" for s in severities)], cells) + "\n"
 
 
 # --- figures ------------------------------------------------------------------------------------------------------
@@ -188,7 +145,7 @@ def plot_curves(
         xlabel, ylabel (`str`): Axes.
         log (`bool`, *optional*, defaults to `True`): Logarithmic in x; a point at 0 stands at the left end.
     """
-    figure = report._figure(5.0, 3.4)
+    figure = new_figure(5.0, 3.4)
     axes = figure.subplots()
     for number, (name, curve) in enumerate(curves.items()):
         x = np.array(sorted(curve))
@@ -196,7 +153,7 @@ def plot_curves(
         spread = np.nan_to_num(np.array([curve[p].std for p in x]))
         if log and (x <= 0).any() and (x > 0).any():
             x = np.where(x > 0, x, x[x > 0].min() / 10)
-        colour, style = report._COLOURS[number % 7], report._STYLES[number % 4]
+        colour, style = COLOURS[number % 7], STYLES[number % 4]
         axes.plot(x, mean, color=colour, linestyle=style, marker="o", markersize=3.5, label=name)
         axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
     if log:
@@ -206,8 +163,8 @@ def plot_curves(
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.minorticks_off()
     axes.set(xlabel=xlabel, ylabel=ylabel)
-    report._legend_above(axes, ncols=3)
-    report._save(figure, path)
+    legend_above(axes, ncols=3)
+    save_figure(figure, path)
 
 
 def plot_evidence(panels: Mapping[str, Mapping[str, PredictionTable]], path: PathLike) -> None:
@@ -218,18 +175,18 @@ def plot_evidence(panels: Mapping[str, Mapping[str, PredictionTable]], path: Pat
         panels (`Mapping`): By method: tables by task, the ID one first.
         path (`str` or `Path`): The file.
     """
-    figure = report._figure(3.4 * len(panels), 2.9)
+    figure = new_figure(3.4 * len(panels), 2.9)
     edges = np.linspace(0, 1, 41)
     for axes, (title, tables) in zip(np.atleast_1d(figure.subplots(1, len(panels))), panels.items(), strict=True):
         for number, (name, values) in enumerate(normalised_evidence(tables).items()):
             share = np.histogram(values, edges)[0] / len(values)
-            axes.stairs(share, edges, color=report._COLOURS[number], fill=number == 0, alpha=0.3 if number == 0 else 1)
-            axes.stairs(share, edges, color=report._COLOURS[number], linestyle=report._STYLES[number % 4], label=name)
+            axes.stairs(share, edges, color=COLOURS[number], fill=number == 0, alpha=0.3 if number == 0 else 1)
+            axes.stairs(share, edges, color=COLOURS[number], linestyle=STYLES[number % 4], label=name)
         axes.set(xlabel="normalised α₀", ylabel="share of items")
         axes.set_title(title, fontsize=9, pad=22)
-        report._legend_above(axes, ncols=2)
+        legend_above(axes, ncols=2)
     figure.tight_layout()
-    report._save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_reliabilities(tables: Mapping[str, Sequence[PredictionTable]], path: PathLike) -> None:
@@ -240,7 +197,7 @@ def plot_reliabilities(tables: Mapping[str, Sequence[PredictionTable]], path: Pa
         tables (`Mapping`): By method: in-distribution tables, one per seed.
         path (`str` or `Path`): The file.
     """
-    figure = report._figure(4.4, 4.2)
+    figure = new_figure(4.4, 4.2)
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], color="#333333", linestyle="--", linewidth=1)
     for number, (name, found) in enumerate(tables.items()):
@@ -250,8 +207,8 @@ def plot_reliabilities(tables: Mapping[str, Sequence[PredictionTable]], path: Pa
         count, mean, accuracy = metrics.reliability_bins(confidence, correct)
         full = count > 0
         label = f"{name} (ECE {100 * metrics.ece(confidence, correct):.2f} %)"
-        colour, style = report._COLOURS[number % 7], report._STYLES[number % 4]
+        colour, style = COLOURS[number % 7], STYLES[number % 4]
         axes.plot(mean[full], accuracy[full], color=colour, linestyle=style, marker="o", markersize=3, label=label)
     axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.01))
     axes.legend(fontsize=7, frameon=False)
-    report._save(figure, path)
+    save_figure(figure, path)

@@ -204,62 +204,10 @@ def render_audit(results: Mapping[str, float], intervals: Intervals, title: str 
     return "\n".join([*lines, "", "percent, except epistemic uncertainty; intervals over questions"]) + "\n"
 
 
-def audit(
-    name: str,
-    task: str | None,
-    split: str,
-    out: str | None,
-    base: str | None = None,
-    root: str | None = None,
-    batch_size: int = 16,
-    limit: int | None = None,
-    resamples: int = RESAMPLES,
-) -> dict[str, float]:
-    """
-    Audit a checkpoint on a task, or read the table of an earlier audit again.
-
-    Args:
-        name (`str`): The checkpoint, or a table (`.npz`) that an audit wrote.
-        task (`str`, *optional*): The task; not needed with a table.
-        split (`str`): Its split.
-        out (`str`, *optional*): Folder for `audit.npz` and `audit.json`.
-        base, root, batch_size, limit: As for prediction.
-        resamples (`int`, *optional*, defaults to 1000): Of the intervals; 0 for none.
-    """
-    from ..commands.walks import is_main_process, say
-
-    if name.endswith(".npz"):
-        table, folder = PredictionTable.load(name), Path(out or Path(name).parent)
-    else:
-        if task is None:
-            raise UserError("An audit needs --task, or the table (.npz) of an earlier audit")
-        table = _predict(name, task, split, base, root, batch_size, limit)
-        parent = Path(name) if Path(name).is_dir() else Path(".")
-        suffix = f"-first{limit}" if limit else ""
-        folder = Path(out) if out else parent / "audits" / f"{table.meta['task']}-{split}{suffix}"
-    results, intervals = evaluate_audit(table, resamples)
-    if is_main_process():
-        if not name.endswith(".npz"):
-            table.save(folder / TABLE)
-        meta = {key: table.meta.get(key) for key in ("task", "split", "method", "options", "seed", "checkpoint")}
-        meta["intervals"] = {"kind": "bootstrap", "level": LEVEL, "resamples": resamples, "seed": 0}
-        save_results(results, {**meta, "versions": checkpoint.versions()}, folder / RESULTS, intervals)
-        say(render_audit(results, intervals, f"{table.meta.get('task')} ({table.meta.get('split')}), all rotations"))
-        say(f"Figures and table: {folder}")
-    return results
-
-
-def _predict(
-    name: str, task: str, split: str, base: str | None, root: str | None, batch_size: int, limit: int | None
-) -> PredictionTable:
-    from ..commands.walks import load_predictor, say
-    from ..text.data.tasks import get_task, load_task
-
-    if checkpoint.load_sidecar(name)[1]["modality"] != "text":
-        raise UserError(f"{name} classifies images, which have no options to rotate; audits are for questions")
-    found = get_task(task)
-    rows = rotated(load_task(found, split, root, limit, labelled=False))
-    trainer = load_predictor(name, base, batch_size)
-    say(f"Predicting {found.name} ({split}, {len(rows)} rotated rows)")
-    label = Path(trainer.args.output_dir).name
-    return trainer.predict_table(rows, found.name, split, checkpoint=label, task_num_choices=found.num_choices)
+def save_audit(
+    results: Mapping[str, float], intervals: Intervals, table: PredictionTable, folder: Path, resamples: int
+) -> None:
+    """Write an audit's `audit.json`, with the layout of a results file; the arguments are those of the audit."""
+    meta = {key: table.meta.get(key) for key in ("task", "split", "method", "options", "seed", "checkpoint")}
+    meta["intervals"] = {"kind": "bootstrap", "level": LEVEL, "resamples": resamples, "seed": 0}
+    save_results(results, {**meta, "versions": checkpoint.versions()}, folder / RESULTS, intervals)

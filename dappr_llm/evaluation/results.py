@@ -6,12 +6,10 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..core import checkpoint
 from ..core.errors import UserError
 from ..core.files import PathLike, write_text
 
@@ -117,14 +115,3 @@ def to_json(value: Any) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def table_paths(folder: Path, meta: dict[str, Any]) -> dict[str, Path]:
-    """By task: the tables that the results file names, or else every table among the predictions."""
-    named = meta.get("tables")
-    if isinstance(named, dict) and named:
-        return {str(task): folder / str(path) for task, path in named.items()}
-    paths = sorted((folder / checkpoint.TABLES).glob("*.npz"))
-    found = {path.stem.rpartition("-")[0] or path.stem: path for path in paths}
-    wanted = [meta.get("id"), *meta.get("ood", [])]
-    return {task: found[task] for task in wanted if task in found} or found

@@ -1,5 +1,7 @@
 """
-The model card: text and metadata, from the files of a checkpoint folder alone. No metric is computed here.
+The model card, `README.md`: a short one whenever a model is saved, the whole one when it is published.
+
+Text and metadata come from the files of a checkpoint folder alone; no metric is computed here.
 """
 
 from __future__ import annotations
@@ -7,49 +9,35 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..core import checkpoint
 from ..core.errors import UserError
+from ..core.files import write_text
 from ..decisions import rule as calibration
 from ..decisions.rule import Decision
-from ..evaluation.reporting import figures as report
+from ..evaluation.metric_columns import MATCHED, Metric, find
+from ..evaluation.reporting.markdown import markdown_table
+from ..evaluation.reporting.text_tables import render_markdown
+from ..evaluation.results import Intervals, ResultsFile
+from ..evaluation.runs import load_run
+from .modality import known_tasks, public_base
 
 TEMPLATE = Path(__file__).parent / "templates" / "model_card.md"
 PAPER = "https://arxiv.org/abs/2605.00600"
 TAGS = ("dappr_llm", "uncertainty", "calibration")
 _TASK_TYPES = {"text": "multiple-choice", "vision": "image-classification"}
 _PICTURES = {"reliability.png": "reliability diagram", "alpha0.png": "total evidence in and out of distribution"}
-# (key, the Hub's name of the metric, how the card calls it)
-_ID_METRICS = (
-    ("accuracy", "accuracy", "Accuracy"),
-    ("nll", "nll", "Negative log-likelihood"),
-    ("ece", "expected_calibration_error", "Expected calibration error, 15 bins"),
-    ("brier", "brier_score", "Brier score"),
-    ("conf_aupr", "average_precision", "AUPR of right against wrong answers by aleatoric uncertainty"),
-)
-_OOD_METRICS = (
-    ("auroc", "roc_auc", "AUROC of in- against out-of-distribution items by epistemic uncertainty"),
-    ("aupr", "average_precision", "AUPR of in- against out-of-distribution items by epistemic uncertainty"),
-    ("accuracy", "accuracy", "Accuracy"),
-)
 _LOG_LINES = 12
 
 
 def hub_id(name: str | None) -> str | None:
     """A base model's Hub id, or `None` for a path of this machine, which is of no use to anybody else."""
-    from ..text.bundled_model import public_name
-
-    name = public_name(name)
+    name = public_base(name)
     return name if name and re.fullmatch(checkpoint.HUB_ID, name) and not Path(name).exists() else None
-
-
-def load_intervals(path: str | Path) -> dict[str, tuple[float, float]]:
-    """The intervals of a results file, as far as it has any."""
-    found = json.loads(Path(path).read_text(encoding="utf-8")).get("intervals") or {}
-    pairs = {key: value for key, value in found.items() if isinstance(value, list) and len(value) == 2}
-    return {key: (low, high) for key, (low, high) in pairs.items() if low is not None and high is not None}
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
@@ -61,9 +49,44 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     return []
 
 
+@dataclass(frozen=True)
+class _Source:
+    """What a card is made of; while a model is being saved, there is no more than its sidecar."""
+
+    config: Mapping[str, Any]
+    recipe: dict[str, Any] = field(default_factory=dict)
+    content: ResultsFile = field(default_factory=lambda: ResultsFile({}, {}))
+    rule: Decision | None = None
+    log: list[dict[str, Any]] = field(default_factory=list)
+    pictures: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def base(self) -> str | None:
+        """The base model's Hub id, if it has one."""
+        return hub_id(self.config.get("base_model"))
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it is an adapter for questions, not an image classifier."""
+        return self.config["modality"] == "text"
+
+
+def save_card(folder: str | Path, config: Mapping[str, Any]) -> None:
+    """
+    Write the short card of a model that is being saved, in place of PEFT's template of unanswered questions.
+
+    Args:
+        folder (`str` or `Path`):
+            The checkpoint. Results that lie in it are an older model's, so none are shown.
+        config (`Mapping`):
+            What goes into its sidecar.
+    """
+    write_text(Path(folder) / "README.md", _render(_Source(config), None, None))
+
+
 def render_card(folder: str | Path, repo_id: str, license: str | None = None) -> str:
     """
-    The text of a checkpoint's `README.md`.
+    The text of a published checkpoint's `README.md`.
 
     Args:
         folder (`str` or `Path`):
@@ -73,97 +96,108 @@ def render_card(folder: str | Path, repo_id: str, license: str | None = None) ->
         license (`str`, *optional*):
             A license id of the Hub.
     """
+    folder = Path(folder)
+    source = _Source(
+        config=checkpoint.load_sidecar(folder)[1],
+        recipe=_recipe(folder),
+        content=load_run(folder, require="nothing").content,
+        rule=Decision.load(folder) if (folder / calibration.FILE).is_file() else None,
+        log=read_log(folder),
+        pictures=tuple((name, text) for name, text in _PICTURES.items() if (folder / name).is_file()),
+    )
+    return _render(source, repo_id, license)
+
+
+def _render(source: _Source, repo_id: str | None, license: str | None) -> str:
+    """The template filled in; the short form where there is no repository yet."""
     from huggingface_hub import ModelCard
 
-    folder = Path(folder)
-    _, config = checkpoint.load_sidecar(folder)
-    path = folder / checkpoint.RESULTS
-    results, meta = report.load_results(path) if path.is_file() else ({}, {})
-    intervals = load_intervals(path) if path.is_file() else {}
-    rule = Decision.load(folder) if (folder / calibration.FILE).is_file() else None
-    base = hub_id(config.get("base_model"))
-    recipe = _recipe(folder)
+    config, content = source.config, source.content
+    title = "Uncertainty-aware " + ("adapter" if source.is_text else "image classifier")
     card = ModelCard.from_template(
-        card_data=_metadata(config, base, recipe, results, meta, intervals, repo_id, license),
+        card_data=_metadata(source, repo_id, license),
         template_path=str(TEMPLATE),
-        title=repo_id.split("/")[-1],
-        intro=_intro(config, base),
+        short=repo_id is None,
+        title=repo_id.split("/")[-1] if repo_id else title,
+        intro=_intro(config, source.base),
         paper=PAPER,
-        snippet=_snippet(config, base, repo_id, rule),
-        facts=_facts(config, base, recipe, meta),
-        prompt=_prompt(config),
-        decision=render_decision(rule) if rule else "",
-        results=report.render_markdown(results).strip() if results else "",
-        intervals=_interval_table(results, intervals),
-        command=portable(meta.get("command") or ""),
-        pictures=[(name, text) for name, text in _PICTURES.items() if (folder / name).is_file()],
-        log=_log_table(read_log(folder)),
+        snippet=_snippet(config, source.base, repo_id or "this folder or repository", source.rule),
+        facts=markdown_table(["", ""], _facts(source), "ll"),
+        prompt=_prompt(config) if repo_id else "",
+        decision=render_decision(source.rule) if source.rule else "",
+        results=render_markdown(content.results).strip() if content.results else "",
+        intervals=_interval_table(content.results, content.intervals),
+        command=portable(content.meta.get("command") or ""),
+        pictures=source.pictures,
+        log=_log_table(source.log),
         num_choices=config["num_choices"],
-        is_text=config["modality"] == "text",
+        is_text=source.is_text,
+        sidecar=checkpoint.SIDECAR,
         versions=", ".join(f"{name} {version}" for name, version in config.get("versions", {}).items()),
     )
     return re.sub(r"\n{3,}", "\n\n", str(card)).strip() + "\n"
 
 
-def _metadata(
-    config: dict[str, Any],
-    base: str | None,
-    recipe: dict[str, Any],
-    results: dict[str, Any],
-    meta: dict[str, Any],
-    intervals: dict[str, tuple[float, float]],
-    repo_id: str,
-    license: str | None,
-) -> Any:
+def _metadata(source: _Source, repo_id: str | None, license: str | None) -> Any:
     from huggingface_hub import ModelCardData
 
-    is_adapter = config["modality"] == "text"
-    used = dataset_ids([str(_task_name(recipe))]) if recipe else {}
+    config = source.config
+    used = dataset_ids([str(_task_name(source.recipe))]) if source.recipe else {}
     return ModelCardData(
-        base_model=base,
-        library_name="peft" if is_adapter else "transformers",
+        base_model=source.base,
+        library_name="peft" if source.is_text else "transformers",
         license=license,
         datasets=sorted({path for path, _ in used.values()}) or None,
         pipeline_tag=_TASK_TYPES.get(config["modality"]),
-        tags=[*TAGS, config["method"]["name"], *(["lora"] if is_adapter else [])],
-        model_name=repo_id.split("/")[-1],
-        eval_results=eval_results(config["modality"], results, meta, intervals) or None,
+        tags=[*TAGS, config["method"]["name"], *(["lora"] if source.is_text else [])],
+        model_name=repo_id.split("/")[-1] if repo_id else None,
+        eval_results=eval_results(config["modality"], source.content) or None,
     )
 
 
-def eval_results(
-    modality: str, results: dict[str, Any], meta: dict[str, Any], intervals: dict[str, tuple[float, float]]
-) -> list[Any]:
-    """The figures of a results file as the Hub's `model-index` entries; values are those of the file, unrounded."""
+def _hub_metric(key: str) -> Metric | None:
+    """The metric of a results file's key, if model cards list it: with a name of the Hub, in the matched reading."""
+    place, _, name = key.rpartition("/")
+    found = find(key)
+    if found is None or found[0].hub is None or found[1] != MATCHED or place.endswith("/options"):
+        return None
+    # Under shift accuracy alone; further metrics of every task would bury those of the model's own.
+    return found[0] if place == "id" or found[0].detection or name == "accuracy" else None
+
+
+def eval_results(modality: str, content: ResultsFile) -> list[Any]:
+    """The numbers of a results file as the Hub's `model-index` entries; values are those of the file, unrounded."""
     from huggingface_hub import EvalResult
 
+    meta = content.meta
     known = dataset_ids([meta.get("id"), *(meta.get("ood") or [])])
     found = []
-    for key, value in results.items():
-        group, _, rest = key.partition("/")
-        task, _, name = rest.rpartition("/")
-        metrics = {metric: (kind, text) for metric, kind, text in (_ID_METRICS if group == "id" else _OOD_METRICS)}
-        if name not in metrics or "options/" in rest or (group == "id") != (task == "") or not math.isfinite(value):
+    for key, value in content.results.items():
+        metric = _hub_metric(key)
+        if metric is None or not math.isfinite(value):
             continue
-        task = task or str(meta.get("id"))
+        is_id = key.startswith("id/")
+        task = str(meta.get("id")) if is_id else key.partition("/")[2].rpartition("/")[0]
         path, settings = known.get(task, (task, None))
-        kind, text = metrics[name]
-        low_high = intervals.get(key)
-        if low_high:
-            text += f" (95 % interval {low_high[0]:.4g} to {low_high[1]:.4g})"
+        interval = _interval(content.intervals, key, ".4g")
         found.append(
             EvalResult(
                 task_type=_TASK_TYPES.get(modality, modality),
                 dataset_type=path,
-                dataset_name=task if group == "id" else f"{task} (out of distribution)",
+                dataset_name=task if is_id else f"{task} (out of distribution)",
                 dataset_config=settings,
                 dataset_split=meta.get("split") or "test",
-                metric_type=kind,
-                metric_name=text,
+                metric_type=metric.hub,
+                metric_name=metric.description + (f" ({interval})" if interval else ""),
                 metric_value=value,
             )
         )
     return found
+
+
+def _interval(intervals: Intervals, key: str, digits: str) -> str:
+    low, high = intervals.get(key, (math.nan, math.nan))
+    return f"95 % interval {low:{digits}} to {high:{digits}}" if math.isfinite(low) and math.isfinite(high) else ""
 
 
 def eval_files(folder: str | Path, repo_url: str) -> dict[str, str]:
@@ -171,18 +205,16 @@ def eval_files(folder: str | Path, repo_url: str) -> dict[str, str]:
     import yaml
     from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
-    path = Path(folder) / checkpoint.RESULTS
-    if not path.is_file():
-        return {}
-    results, meta = report.load_results(path)
-    intervals = load_intervals(path)
+    run = load_run(folder, require="nothing")
+    results, meta = run.results, run.meta
     files = {}
     for task, (dataset, settings) in dataset_ids([meta.get("id"), *(meta.get("ood") or [])]).items():
         key = "id/accuracy" if task == meta.get("id") else f"ood/{task}/accuracy"
         if not math.isfinite(results.get(key, math.nan)):
             continue
         notes = f"accuracy, {meta.get('split') or 'test'} split, {results.get(key.replace('accuracy', 'n'))} items"
-        notes += f", 95 % interval {intervals[key][0]:.4f} to {intervals[key][1]:.4f}" if key in intervals else ""
+        interval = _interval(run.intervals, key, ".4f")
+        notes += f", {interval}" if interval else ""
         notes += "" if task == meta.get("id") else f", out of distribution: trained on {meta.get('id')}"
         entry = EvalResultEntry(
             dataset_id=dataset, task_id=settings or "default", value=results[key], source_url=repo_url,
@@ -195,12 +227,7 @@ def eval_files(folder: str | Path, repo_url: str) -> dict[str, str]:
 
 def dataset_ids(names: list[Any]) -> dict[str, tuple[str, str | None]]:
     """Hub id and configuration of the tasks that come from the Hub."""
-    from ..text.data.tasks import TASKS
-    from ..vision.data.catalogue import IMAGE_TASKS
-
-    every: dict[str, Any] = {**TASKS, **IMAGE_TASKS}
-    known = {name: every[name] for name in names if isinstance(name, str) and name in every}
-    return {name: (task.path, task.config) for name, task in known.items() if task.path}
+    return {name: (task.path, task.config) for name, task in known_tasks(names).items() if task.path}
 
 
 def _recipe(folder: Path) -> dict[str, Any]:
@@ -225,7 +252,7 @@ def portable(text: str) -> str:
     return re.sub(r"(?<![\w.:/~-])[~.]{0,2}/(?:[^\s/'\"=,]+/)*([^\s/'\"=,]+)", r"\1", text)
 
 
-def _intro(config: dict[str, Any], base: str | None) -> str:
+def _intro(config: Mapping[str, Any], base: str | None) -> str:
     what = (
         f"of [{base}](https://huggingface.co/{base})" if base else "of a base model that was given as a local folder"
     )
@@ -235,15 +262,15 @@ def _intro(config: dict[str, Any], base: str | None) -> str:
     return f"A LoRA adapter {what} for multiple-choice questions with up to {config['num_choices']} options."
 
 
-def _facts(
-    config: dict[str, Any], base: str | None, recipe: dict[str, Any], meta: dict[str, Any]
-) -> list[tuple[str, str]]:
+def _facts(source: _Source) -> list[tuple[str, str]]:
+    config, base, recipe, meta = source.config, source.base, source.recipe, source.content.meta
     options = {k: v for k, v in config["method"]["options"].items() if k != "reg_weight"}
-    is_text = config["modality"] == "text"
+    is_text = source.is_text
     start = f"`{base}`" if base else "a local folder" if is_text else f"`{config['backbone']}`, from scratch"
     facts = [("base model", start), ("method", f"`{config['method']['name']}`")]
-    if "reg_weight" in config["method"]["options"]:
-        facts.append(("λ (`reg_weight`)", f"{config['method']['options']['reg_weight']:g}"))
+    weight = config["method"]["options"].get("reg_weight")
+    if weight is not None:
+        facts.append(("λ (`reg_weight`)", f"{weight:g}"))
     facts.append(("further options", ", ".join(f"`{k}` {v}" for k, v in options.items()) or "none"))
     if recipe:
         facts.append(
@@ -259,10 +286,10 @@ def _facts(
         facts.append(("evidence offset", f"{config['evidence_offset']:g}"))
     if meta.get("seed") is not None:
         facts.append(("seed", str(meta["seed"])))
-    return [(name, value.replace("|", "\\|")) for name, value in facts]
+    return facts
 
 
-def _prompt(config: dict[str, Any]) -> str:
+def _prompt(config: Mapping[str, Any]) -> str:
     prompt = config.get("prompt")
     if not prompt:
         return ""
@@ -270,7 +297,7 @@ def _prompt(config: dict[str, Any]) -> str:
     return prompt["template"].format(instruction=prompt["instruction"], question="…", choices="\n".join(lines))
 
 
-def _snippet(config: dict[str, Any], base: str | None, repo_id: str, rule: Decision | None) -> str:
+def _snippet(config: Mapping[str, Any], base: str | None, repo_id: str, rule: Decision | None) -> str:
     if config["modality"] != "text":
         shown = "out.answer, out.probs, out.aleatoric, out.epistemic" + (", out.abstain" if rule else "")
         return (
@@ -316,13 +343,13 @@ def render_decision(rule: Decision) -> str:
     return "\n".join(lines)
 
 
-def _interval_table(results: dict[str, Any], intervals: dict[str, tuple[float, float]]) -> str:
+def _interval_table(results: dict[str, Any], intervals: Intervals) -> str:
     rows = [
-        f"| {key} | {results[key]:.4g} | {low:.4g} | {high:.4g} |"
-        for key, (low, high) in intervals.items()
-        if key in results and math.isfinite(results[key])
+        [key, *(f"{value:.4g}" for value in (results[key], *ends))]
+        for key, ends in intervals.items()
+        if key in results and all(map(math.isfinite, (results[key], *ends)))
     ]
-    return "\n".join(["| figure | value | low | high |", "| --- | ---: | ---: | ---: |", *rows]) if rows else ""
+    return markdown_table(["figure", "value", "low", "high"], rows) if rows else ""
 
 
 def _log_table(log: list[dict[str, Any]]) -> str:
@@ -338,8 +365,7 @@ def _log_table(log: list[dict[str, Any]]) -> str:
     if len(chosen) > _LOG_LINES:
         chosen = [chosen[round(i * (len(chosen) - 1) / (_LOG_LINES - 1))] for i in range(_LOG_LINES)]
     cells = [[str(step), *(_number(steps[step].get(column)) for column in columns)] for step in chosen]
-    lines = [["step", *columns], ["---:"] * (len(columns) + 1), *cells]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return markdown_table(["step", *columns], cells, "r" * (len(columns) + 1))
 
 
 def _number(value: Any) -> str:

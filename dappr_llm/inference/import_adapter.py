@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..core import checkpoint
 from ..core.errors import UserError
+from .card import save_card
 
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 
@@ -61,7 +62,7 @@ def adopt(
         shutil.copyfile(source / name, out / name)
     backend.save_processor(out)
     config = {"method": {"name": method, "options": chosen.options()}, **backend.config()}
-    checkpoint.save_readme(out, config, backend.hub_base)
+    save_card(out, config)
     checkpoint.save_sidecar(out, config)  # last: with it the folder is a checkpoint
     return out
 

@@ -6,7 +6,7 @@ Whoever has a task's name, a checkpoint's config or an adapter, but no backend y
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,11 +103,20 @@ def iter_items(task: Any, split: str, root: str | None, backend: Backend) -> Ite
         yield from backend.items([row], i)
 
 
-def public_name(base: str | None) -> str | None:
-    """The public name of a base model: that of the bundled model's origin, or the name itself."""
-    from ..text.bundled_model import public_name as of_bundled
+def known_tasks(names: Iterable[Any]) -> dict[str, Any]:
+    """The declarations of those of these names that are tasks of ours, by name."""
+    from ..text.data.tasks import TASKS
+    from ..vision.data.catalogue import IMAGE_TASKS
 
-    return of_bundled(base)
+    every: dict[str, Any] = {**TASKS, **IMAGE_TASKS}
+    return {name: every[name] for name in names if isinstance(name, str) and name in every}
+
+
+def public_base(name: str | None) -> str | None:
+    """How others know a base model: the bundled one under the Hub id of its unrounded weights."""
+    from ..text.bundled_model import public_name
+
+    return public_name(name)
 
 
 def bundled_folder(base: str) -> Path | None:

@@ -11,7 +11,7 @@ from ..core import checkpoint
 from ..core.errors import UserError
 from ..evaluation.item_texts import questions_path
 from ..evaluation.prediction_table import PredictionTable, combine
-from ..evaluation.results import load_results, table_paths
+from ..evaluation.runs import load_run
 
 
 def combine_tables(paths: list[str], out: str) -> PredictionTable:
@@ -42,7 +42,7 @@ def combine_runs(runs: list[str], out: str, quiet: bool = False) -> dict[str, An
         out (`str`): The ensemble's folder.
         quiet (`bool`, *optional*, defaults to `False`): Write, but print nothing.
     """
-    order = run_tables(Path(runs[0]))
+    order = load_run(runs[0], require="results").table_paths
     folder = Path(out)
     if (folder / checkpoint.RECIPE).exists() or out in runs:
         raise UserError(f"{out} holds a run; choose another --out for the ensemble")
@@ -57,16 +57,3 @@ def combine_runs(runs: list[str], out: str, quiet: bool = False) -> dict[str, An
         if questions_path(path).is_file():  # the items' words, which reports show
             shutil.copy(questions_path(path), questions_path(folder / checkpoint.TABLES / path.name))
     return finish(folder, tables, folder.name, quiet=quiet)
-
-
-def run_tables(run: Path) -> dict[str, Path]:
-    """The prediction tables behind a finished run's results by task, the ID one first."""
-    if not (run / checkpoint.RESULTS).is_file():
-        raise UserError(f"{run} is not a finished run: it holds no {checkpoint.RESULTS}")
-    _, meta = load_results(run / checkpoint.RESULTS)
-    paths = table_paths(run, meta)
-    tasks = [str(task) for task in (meta.get("id"), *(meta.get("ood") or ()))]
-    for task in tasks:
-        if task not in paths or not paths[task].is_file():
-            raise UserError(f"{run}: its results name the task {task!r}, but its table is not there")
-    return {task: paths[task] for task in tasks}

@@ -20,7 +20,8 @@ from ..core.errors import UserError, nearest
 from ..core.recipe import Recipe, check_keys, default_name, find_recipe, load_recipe, read_yaml
 from ..evaluation.comparison import Row, compare, save_comparison
 from ..evaluation.prediction_table import PredictionTable
-from .combine import combine_runs, run_tables
+from ..evaluation.runs import load_run
+from .combine import combine_runs
 from .local_pool import Job, run_jobs, visible_devices
 
 MEMBER_STRIDE = 1000  # seeds of an ensemble's further members: seed + 1000, seed + 2000, …
@@ -244,7 +245,7 @@ def collect(table: Table) -> list[Row]:
             if row.members > 1:
                 source = table.output_dir / row.name / f"seed{seed}-ensemble"
                 combine_runs(folders, str(source), quiet=True)
-            found[seed] = {task: PredictionTable.load(path) for task, path in run_tables(source).items()}
+            found[seed] = load_run(source, require="results").tables
         if found:
             rows.append(Row(row.name, row.label, found))
     return rows

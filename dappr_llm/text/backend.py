@@ -21,7 +21,7 @@ from ..core.data_checks import is_stream
 from ..core.errors import UserError
 from ..core.outputs import Outputs
 from ..methods import Method, name_of, served_by
-from . import bundled_model, lm
+from . import lm
 from .data.items import LETTERS, Columns, MCQItem, parse_item
 from .data.prepare import prepare_rows
 from .data.streams import most_options, prepare_stream
@@ -342,10 +342,6 @@ class TextBackend(Backend):
 
     def save_processor(self, folder: str | Path) -> None:
         self.tokenizer.save_pretrained(folder)
-
-    @property
-    def hub_base(self) -> str | None:
-        return bundled_model.public_name(self.base_model)
 
     @property
     def packs(self) -> bool:

@@ -10,12 +10,8 @@ import torch
 from transformers import TrainingArguments
 
 from ..core.errors import UserError
+from ..evaluation.metric_columns import LOWER_IS_BETTER
 from .epoch_schedules import check_schedule
-
-_LOWER_IS_BETTER = (
-    *("loss", "nll", "brier", "ece", "ece_equal_mass", "ece_classwise", "mce"),
-    *("aurc", "excess_aurc", "risk_at_coverage_80"),
-)
 
 _TRACKERS = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "trackio": ("trackio",)}
 
@@ -98,7 +94,7 @@ class DAPPrConfig(TrainingArguments):
     def __post_init__(self) -> None:
         metric = self.metric_for_best_model
         if metric is not None and self.greater_is_better is None:  # type: ignore[has-type]
-            self.greater_is_better = metric.removeprefix("eval_") not in _LOWER_IS_BETTER
+            self.greater_is_better = metric.removeprefix("eval_") not in {"loss", *LOWER_IS_BETTER}
         offset = self.evidence_offset
         if offset is not None and offset != "auto":
             try:

@@ -64,8 +64,8 @@ def last_batch_weights(size: int, real: int, world_size: int, rank: int) -> Tens
     Loss weights for the padded last batch of an epoch; repeated rows get 0.
 
     Where rows do not divide by the ranks, accelerate fills the last global batch up with rows from the start.
-    Gradients are averaged over ranks, hence the factor: with 10 real rows, 2 ranks and batches of 8, rank 1 has 2 of them, and
-    each of the 10 weighs 2/10 on its rank.
+    Gradients are averaged over ranks, hence the factor: with 10 real rows, 2 ranks and batches of 8, rank 1 has 2 of
+    them, and each of the 10 weighs 2/10 on its rank.
 
     Args:
         size (`int`):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..core import checkpoint
 from ..core.data_checks import is_stream
 from ..core.files import write_text
+from ..inference.card import save_card
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +44,7 @@ def write_checkpoint(trainer: DAPPrTrainer, folder: Path, state_dict: Mapping[st
     method = {"name": trainer.method_name, "options": trainer.method.options()}
     config = {"method": method, **trainer.backend.config()}
     checkpoint.save_sidecar(folder, config)
-    checkpoint.save_readme(folder, config, trainer.backend.hub_base)
+    save_card(folder, config)
     rows = trainer.labelled_rows
     if trainer.fingerprints is None and rows is not None and not is_stream(rows):  # a stream is read once
         trainer.fingerprints = trainer.backend.fingerprints(rows)

@@ -29,7 +29,7 @@ def ood_table(**facts):
 def test_evaluate_id_by_hand():
     results = evaluate_id(id_table())
     assert set(results) == {
-        "accuracy", "nll", "brier", "ece", "ece_floor", "ece_equal_mass", "ece_classwise", "mce", "conf_aupr", "conf_auroc",
+        "accuracy", "macro_f1", "nll", "brier", "ece", "ece_floor", "ece_equal_mass", "ece_classwise", "mce", "conf_aupr", "conf_auroc",
         "aurc", "excess_aurc", "risk_at_coverage_80", "coverage_at_risk_5", "n", "n_unlabelled",
     }  # fmt: skip
     assert results["accuracy"] == pytest.approx(2 / 3)
@@ -187,10 +187,12 @@ def test_bad_input_is_a_user_error():
         evaluate_ood(id_table(), narrow, slots="task")
 
 
-def test_the_trainer_knows_which_metrics_should_fall():
-    """A metric that is new here must say so in `DAPPrConfig` too, or the worst checkpoint would be kept as the best."""
-    from dappr_llm.training.config import _LOWER_IS_BETTER
+def test_the_trainer_knows_which_metrics_should_fall(tmp_path):
+    """Read from the metrics' declarations; with a wrong direction the worst checkpoint would be kept as the best."""
+    from dappr_llm.training.config import DAPPrConfig
 
-    rises = {"accuracy", "conf_aupr", "conf_auroc", "coverage_at_risk_5"}
+    rises = {"accuracy", "macro_f1", "conf_aupr", "conf_auroc", "coverage_at_risk_5"}
     neutral = {"ece_floor", "n", "n_unlabelled"}
-    assert set(evaluate_id(id_table())) - rises - neutral == set(_LOWER_IS_BETTER) - {"loss"}
+    for name in {"loss", *evaluate_id(id_table())} - neutral:
+        args = DAPPrConfig(str(tmp_path), metric_for_best_model=f"eval_{name}", report_to="none")
+        assert args.greater_is_better is (name in rises), name

@@ -10,15 +10,9 @@ from dappr_llm.core.errors import UserError
 from dappr_llm.evaluation import metrics
 from dappr_llm.evaluation.evaluators import evaluate_tables
 from dappr_llm.evaluation.prediction_table import PredictionTable
-from dappr_llm.evaluation.reporting.figures import (
-    load_results,
-    plot_alpha0,
-    plot_reliability,
-    render_markdown,
-    render_results,
-    save_results,
-)
-from dappr_llm.evaluation.results import load_results_file
+from dappr_llm.evaluation.reporting.figures import plot_alpha0, plot_reliability
+from dappr_llm.evaluation.reporting.text_tables import render_markdown, render_results
+from dappr_llm.evaluation.results import load_results, load_results_file, save_results
 
 RESULTS = {
     "id/accuracy": 0.8947,

@@ -6,7 +6,6 @@ import pytest
 from dappr_llm.core.errors import UserError
 from dappr_llm.core.recipe import build_recipe
 from dappr_llm.evaluation.paper_analyses import (
-    FinishedRun,
     falls,
     lambda_curves,
     normalised_evidence,
@@ -18,6 +17,8 @@ from dappr_llm.evaluation.paper_analyses import (
     size_curves,
 )
 from dappr_llm.evaluation.prediction_table import PredictionTable
+from dappr_llm.evaluation.results import save_results
+from dappr_llm.evaluation.runs import find_runs
 
 
 def make(alpha, labels=None, **meta):
@@ -28,12 +29,27 @@ def make(alpha, labels=None, **meta):
 SURE, UNSURE = [9.0, 1.0, 1.0], [2.0, 1.5, 1.0]
 
 
-def run(tables, seed=0, size=None, row="r"):
-    recipe = build_recipe({"data": {"train": "digits", "max_train_samples": size}, "model": {"backbone": "convnet"}})
-    return FinishedRun(row, seed, recipe, tables)
+@pytest.fixture
+def run(tmp_path):
+    """Writes a run's folder and reads it again."""
+
+    def write(tables, seed=0, size=None, row="r"):
+        folder = tmp_path / str(len(list(tmp_path.iterdir()))) / row / f"seed{seed}"
+        for task, table in tables.items():
+            table.save(folder / "predictions" / f"{task}-test.npz")
+        data = {"train": "digits", "max_train_samples": size}
+        recipe = build_recipe({"data": data, "model": {"backbone": "convnet"}, "train": {"seed": seed}})
+        (folder / "recipe.yaml").write_text(recipe.to_yaml())
+        id_name, *ood = tables
+        save_results({}, {"id": id_name, "ood": ood}, folder / "results.json")
+        (found,) = find_runs(folder.parents[1])
+        assert (found.row, found.seed, list(found.tables)) == (row, seed, list(tables))
+        return found
+
+    return write
 
 
-def test_curves_over_lambda_and_size():
+def test_curves_over_lambda_and_size(run):
     clean = make([SURE, SURE], [0, 1], options={"reg_weight": 0.1})
     plain = make([SURE, SURE], [0, 0], options={"reg_weight": 0.1, "regulariser": "none"})
     curves = lambda_curves([run({"a": clean, "b": make([UNSURE])}), run({"a": plain, "b": make([SURE])}, seed=1)])
@@ -70,7 +86,7 @@ def test_shift_is_averaged_over_corruptions_by_severity():
         shift_table(clean, {"fog": clean})
 
 
-def test_figures_are_drawn(tmp_path):
+def test_figures_are_drawn(tmp_path, run):
     pytest.importorskip("matplotlib")
     tables = {"id": make([SURE, UNSURE], [0, 1]), "ood": make([UNSURE, SURE])}
     curve = size_curves([run({"a": make([UNSURE])}, size=10), run({"a": make([SURE])}, size=100)])

@@ -21,10 +21,11 @@ from dappr_llm.evaluation.prediction_table import PredictionTable
 from dappr_llm.evaluation.reporting import write_report
 from dappr_llm.evaluation.reporting.cases import case_groups
 from dappr_llm.evaluation.reporting.charts import accuracy_by_quantile, reliability, wilson
-from dappr_llm.evaluation.reporting.load import RunData, load_run
+from dappr_llm.evaluation.reporting.run_data import RunData
 from dappr_llm.evaluation.reporting.svg import Plot, log_ticks, ticks
 from dappr_llm.evaluation.reporting.tables import Cell, Table, interval_text, number, to_latex, to_markdown
 from dappr_llm.evaluation.results import save_results
+from dappr_llm.evaluation.runs import load_run
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = '<script>alert("x")</script> & {{ 7 * 7 }} <img src=x onerror=alert(1)>'
@@ -100,7 +101,7 @@ def test_one_page_with_everything_escaped(run_folder):
 
 def test_numbers_are_those_of_the_evaluators(run_folder):
     write_report([str(run_folder)], resamples=50)
-    run = load_run(run_folder, resamples=50)
+    run = load_run(run_folder)
     expected = evaluate_tables(run.id_table, run.ood_tables)
     rows = list(csv.DictReader(io.StringIO((run_folder / "report" / "report.csv").read_text())))
     assert {row["key"]: float(row["value"]) for row in rows} == pytest.approx(expected, nan_ok=True)
@@ -190,7 +191,7 @@ def test_broken_rows_are_refused_unless_allowed_and_then_come_first(run_folder, 
     assert main(["report", str(run_folder), "--allow-nan", "--resamples", "20"]) == 0
     text = (run_folder / "report" / "report.html").read_text()
     assert "the row holds NaN or Inf" in text
-    first = case_groups(load_run(run_folder, allow_nan=True))[0].cases[0]
+    first = case_groups(RunData.of(load_run(run_folder, allow_nan=True)))[0].cases[0]
     assert first.id == "obqa-7" and first.broken and not any(option.chosen for option in first.options)
 
 
@@ -226,7 +227,8 @@ def test_wilson_interval(right, count):
     from scipy.stats import binomtest
 
     expected = binomtest(right, count).proportion_ci(method="wilson")
-    assert wilson(right, count) == pytest.approx((expected.low, expected.high), abs=1e-6)
+    assert wilson(right, count) == pytest.approx((expected.low, expected.high), abs=1e-12)
+    assert wilson(float(right), float(count))[0] <= right / count <= wilson(right, count)[1]
 
 
 def test_ticks_are_round():

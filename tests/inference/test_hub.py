@@ -18,7 +18,7 @@ from serving import questions
 
 from dappr_llm.commands.main import main
 from dappr_llm.core.errors import UserError
-from dappr_llm.inference.card import eval_files, portable, render_card
+from dappr_llm.inference.card import eval_files, portable, render_card, save_card
 from dappr_llm.inference.hub import collect
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -179,10 +179,14 @@ def test_card_numbers_are_those_of_the_results(calibrated):
     card = ModelCard(render_card(calibrated, "tester/adapter"))
     _, found = model_index_to_eval_results(card.data.to_dict()["model-index"])
     names = {"accuracy": "accuracy", "nll": "nll", "ece": "expected_calibration_error", "brier": "brier_score"}
+    names["macro_f1"] = "f1"
     values = {(entry.dataset_name, entry.metric_type): entry.metric_value for entry in found}
     for key, kind in names.items():
         assert values["mine", kind] == results[f"id/{key}"]
     assert values["other (out of distribution)", "roc_auc"] == results["ood/other/auroc"]
+    # Of answers under shift, accuracy alone.
+    shifted = {kind for name, kind in values if name == "other (out of distribution)"}
+    assert shifted == {"accuracy", "roc_auc", "average_precision"}
     assert f"{100 * results['id/accuracy']:.2f}" in card.text and f"{results['id/nll']:.3f}" in card.text
 
 
@@ -248,6 +252,29 @@ def test_a_card_without_results(run_folder):
         (run_folder / name).unlink()
     text = render_card(run_folder, "tester/adapter")
     assert "Not evaluated yet" in text and "None" not in text and "reliability.png" not in text
+
+
+def test_saving_writes_the_short_card(trained, tmp_path):
+    """The same template without what a saved model cannot know yet; results in the folder are another model's."""
+    text = (trained / "run" / "README.md").read_text()
+    data = yaml.safe_load(text.split("---")[1])
+    assert data["library_name"] == "peft" and {"dappr_llm", "lora", "dappr"} <= set(data["tags"])
+    assert "base_model" not in data and "model-index" not in data and "license" not in data
+    for part in ("# Uncertainty-aware adapter", "up to 4 options", "0.005", "uncertainty_config.json"):
+        assert part in text, part
+    for part in ("## Results", "Training log", "Versions", "None", "{{", str(trained), "\n\n\n"):
+        assert part not in text, part
+    assert len(text.splitlines()) < 50
+    config = json.loads((trained / "run" / "uncertainty_config.json").read_text())
+    save_card(tmp_path, config | {"base_model": "mistralai/Mistral-7B-v0.1"})
+    text = (tmp_path / "README.md").read_text()
+    assert yaml.safe_load(text.split("---")[1])["base_model"] == "mistralai/Mistral-7B-v0.1"
+
+
+def test_a_damaged_results_file_is_named(run_folder):
+    (run_folder / "results.json").write_text('{"meta": {}, "results": {}, "intervals": {"id/nll": [1]}}')
+    with pytest.raises(UserError, match="results.json: the interval 'id/nll' is not a pair"):
+        render_card(run_folder, "tester/adapter")
 
 
 def test_nothing_damaged_is_uploaded(run_folder, calibrated):

@@ -95,9 +95,9 @@ def test_verbs_on_an_image_checkpoint(run_folder, tmp_path, capsys, monkeypatch)
     shown = capsys.readouterr().out
     assert "epistemic" in shown and "missing.png" in shown
     with pytest.raises(UserError, match="rotate"):
-        from dappr_llm.evaluation.permutation_audit import audit
+        from dappr_llm.commands.audit import AuditOptions, audit
 
-        audit(path, "digits", "test", None, None, None, 8, None, 10)
+        audit(AuditOptions(path, "digits", batch_size=8, resamples=10))
 
 
 def test_training_rows_cannot_calibrate(run_folder, capsys):

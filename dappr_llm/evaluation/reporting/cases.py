@@ -10,7 +10,7 @@ import numpy as np
 from .. import metrics
 from ..item_texts import Question
 from ..prediction_table import PredictionTable
-from .load import RunData
+from .run_data import RunData
 
 
 @dataclass(frozen=True)

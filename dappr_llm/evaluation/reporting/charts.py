@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .. import metrics
+from ..bootstrap import LEVEL
 from ..evaluators import ood_uncertainties, uncertainty
 from ..prediction_table import PredictionTable
 from . import svg
-from .load import RunData
+from .run_data import RunData
 from .tables import Cell, Table, interval_text, number
 
 _QUANTILES = 10
@@ -32,13 +33,12 @@ class Chart:
     table: Table | None = None
 
 
-def wilson(successes: float, count: float, z: float = 1.959964) -> tuple[float, float]:
+def wilson(successes: float, count: float) -> tuple[float, float]:
     """95 % interval of a share, which behaves at 0 and 1 and for few items (Wilson's score interval)."""
-    share, square = successes / count, z**2 / count
-    centre = (share + square / 2) / (1 + square)
-    half = z * np.sqrt(share * (1 - share) / count + square / (4 * count)) / (1 + square)
-    # Exactly 0 or 1 at the ends, where rounding would leave the measured share outside.
-    return min(share, max(0.0, float(centre - half))), max(share, min(1.0, float(centre + half)))
+    from scipy.stats import binomtest
+
+    found = binomtest(round(successes), round(count)).proportion_ci(confidence_level=LEVEL, method="wilson")
+    return float(found.low), float(found.high)
 
 
 def answered(table: PredictionTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

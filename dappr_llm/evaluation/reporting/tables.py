@@ -12,53 +12,12 @@ import numpy as np
 
 from ...core.errors import UserError
 from ..bootstrap import paired_bootstrap
-from .load import RunData
+from ..metric_columns import Column, answer_columns, columns, detection_columns, shift_columns
+from .markdown import escape_text, markdown_table
+from .run_data import RunData
 
-ID_COLUMNS = (
-    ("accuracy", "accuracy", "percent"),
-    ("NLL", "nll", "plain"),
-    ("Brier", "brier", "plain"),
-    ("ECE", "ece", "percent"),
-    ("ECE floor", "ece_floor", "percent"),
-    ("conf. AUROC", "conf_auroc", "percent"),
-    ("conf. AUPR", "conf_aupr", "percent"),
-    ("AURC", "aurc", "plain"),
-    ("n", "n", "count"),
-)
-MORE_ID_COLUMNS = (
-    ("ECE equal mass", "ece_equal_mass", "percent"),
-    ("ECE classwise", "ece_classwise", "percent"),
-    ("MCE", "mce", "percent"),
-    ("excess AURC", "excess_aurc", "plain"),
-    ("risk at 80 % coverage", "risk_at_coverage_80", "percent"),
-    ("coverage at 5 % risk", "coverage_at_risk_5", "percent"),
-)
-OOD_COLUMNS = (
-    ("AUROC matched", "auroc", "percent"),
-    ("AUROC published", "auroc_published", "percent"),
-    ("AUPR matched", "aupr", "percent"),
-    ("AUPR published", "aupr_published", "percent"),
-    ("FPR95 matched", "fpr95", "percent"),
-    ("FPR95 published", "fpr95_published", "percent"),
-)
-MORE_OOD_COLUMNS = (
-    ("AUPR, OOD positive", "aupr_ood", "percent"),
-    ("AUPR, OOD positive, published", "aupr_ood_published", "percent"),
-    ("AUROC max prob", "auroc_max_prob", "percent"),
-    ("AUROC entropy", "auroc_entropy", "percent"),
-    ("AUROC mutual information", "auroc_mutual_information", "percent"),
-)
-SHIFT_COLUMNS = (
-    ("accuracy", "accuracy", "percent"),
-    ("NLL", "nll", "plain"),
-    ("Brier", "brier", "plain"),
-    ("ECE", "ece", "percent"),
-    ("ECE floor", "ece_floor", "percent"),
-)
+# Differences between two runs that are tested; every one that is shown makes a chance finding more likely.
 _COMPARED = ("accuracy", "nll", "brier", "ece", "conf_auroc", "aurc")
-
-
-Columns = Sequence[tuple[str, str, str]]  # heading, key, how it is shown
 
 
 @dataclass(frozen=True)
@@ -80,10 +39,10 @@ class Table:
     note: str = field(default="")
 
 
-def number(value: float | None, kind: str) -> str:
-    """A value as text: percent, plain with three decimals, or a count; a dash where there is none."""
+def number(value: float | None, kind: str, missing: str = "–") -> str:
+    """A value as text: percent, plain with three decimals, or a count; `missing` where there is none."""
     if value is None or math.isnan(value):
-        return "–"
+        return missing
     return _signed({"percent": f"{100 * value:.2f}", "plain": f"{value:.3f}", "count": f"{value:.0f}"}[kind])
 
 
@@ -102,23 +61,27 @@ def _signed(text: str) -> str:
 
 def report_tables(runs: Sequence[RunData]) -> tuple[list[Table], list[Table]]:
     """The headline (answers in distribution, detection) and the rest: shift, differences, more metrics, counts."""
-    headline = [_answers(runs, "In distribution: " + _id_names(runs), ID_COLUMNS, _ANSWERS_NOTE)]
-    more = [_answers(runs, "Calibration and selective prediction", MORE_ID_COLUMNS, _MORE_NOTE)]
+    headline = [_answers(runs, "In distribution: " + _id_names(runs), answer_columns(True), _answers_note())]
+    more = [_answers(runs, "Calibration and selective prediction", answer_columns(False), _MORE_NOTE)]
     if any(run.ood_tables for run in runs):
         one = all(run.one_reading for run in runs)
         note = f"Ranked by the {runs[0].score} score. {'' if one else _READINGS_NOTE}{_DETECTION_NOTE}"
-        headline.append(_per_task(runs, "Out-of-distribution detection", _shown(OOD_COLUMNS, one), note))
+        headline.append(_per_task(runs, "Out-of-distribution detection", detection_columns(True, one), note))
         if any(f"ood/{task}/accuracy" in run.results for run in runs for task in run.ood_tables):
-            more = [_per_task(runs, "Answers under shift", SHIFT_COLUMNS), *more]
+            more = [_per_task(runs, "Answers under shift", shift_columns()), *more]
         matched = "" if one else "On matched letters, unless said otherwise."
-        more.append(_per_task(runs, "More detection figures", _shown(MORE_OOD_COLUMNS, one), matched))
+        more.append(_per_task(runs, "More detection figures", detection_columns(False, one), matched))
     return headline, [*(_differences(runs) if len(runs) > 1 else ()), *more, _counts(runs)]
 
 
-_ANSWERS_NOTE = (
-    "Percent, except NLL, Brier and AURC. ECE floor: what chance alone would show at this size. Intervals: 95 %, "
-    "bootstrap over items."
-)
+def _answers_note() -> str:
+    *others, last = [column.header for column in answer_columns(True) if column.kind == "plain"]
+    return (
+        f"Percent, except {', '.join(others)} and {last}. ECE floor: what chance alone would show at this size. "
+        "Intervals: 95 %, bootstrap over items."
+    )
+
+
 _MORE_NOTE = "Equal mass: 15 bins of equally many items. MCE: the largest gap of a bin, however few items it holds."
 _READINGS_NOTE = (
     "Matched: both sides on the training letters. Published: each task on its own letters; never compare across the "
@@ -130,33 +93,24 @@ _DETECTION_NOTE = (
 )
 
 
-def _shown(columns: Columns, one_reading: bool) -> Columns:
-    """The columns of both readings, or, where these coincide, of the one."""
-    if not one_reading:
-        return columns
-    return [
-        (head.removesuffix(" matched"), key, kind) for head, key, kind in columns if not key.endswith("_published")
-    ]
-
-
 def _id_names(runs: Sequence[RunData]) -> str:
     return " / ".join(dict.fromkeys(run.id_name for run in runs))
 
 
-def _answers(runs: Sequence[RunData], caption: str, columns: Columns, note: str) -> Table:
-    rows = [([run.name], _cells(run, "id/{}", columns)) for run in runs]
-    return Table(caption, ["run"], [name for name, _, _ in columns], rows, note)
+def _answers(runs: Sequence[RunData], caption: str, shown: list[Column], note: str) -> Table:
+    rows = [([run.name], _cells(run, "id", shown)) for run in runs]
+    return Table(caption, ["run"], [column.header for column in shown], rows, note)
 
 
-def _per_task(runs: Sequence[RunData], caption: str, columns: Columns, note: str = "") -> Table:
+def _per_task(runs: Sequence[RunData], caption: str, shown: list[Column], note: str = "") -> Table:
     several = len(runs) > 1  # a single run need not be named in every row
     rows = [
-        ([task, run.name] if several else [task], _cells(run, f"ood/{task}/{{}}", columns))
+        ([task, run.name] if several else [task], _cells(run, f"ood/{task}", shown))
         for task in _tasks(runs)
         for run in runs
         if task in run.ood_tables
     ]
-    return Table(caption, ["task", "run"] if several else ["task"], [name for name, _, _ in columns], rows, note)
+    return Table(caption, ["task", "run"] if several else ["task"], [column.header for column in shown], rows, note)
 
 
 def _counts(runs: Sequence[RunData]) -> Table:
@@ -186,10 +140,10 @@ def _differences(runs: Sequence[RunData]) -> list[Table]:
         except UserError as error:
             found.append(Table(title, ["metric"], ["difference"], [], f"Not compared. {error}"))
             continue
-        names = [(f"id/{name}", label, kind) for label, name, kind in ID_COLUMNS if name in _COMPARED]
+        names = [(f"id/{column.key}", column.header, column.kind) for column in columns(_COMPARED)]
+        detection = columns(("auroc", "auroc_published"), first.one_reading and run.one_reading)
         for task in run.ood_tables:
-            for words, name, _ in _shown(OOD_COLUMNS[:2], first.one_reading and run.one_reading):
-                names.append((f"ood/{task}/{name}", f"{task}: {words}", "percent"))
+            names += [(f"ood/{task}/{column.key}", f"{task}: {column.header}", column.kind) for column in detection]
         rows = []
         for key, label, kind in names:
             if key in pairs:
@@ -206,10 +160,10 @@ def _tasks(runs: Sequence[RunData]) -> list[str]:
     return list(dict.fromkeys(task for run in runs for task in run.ood_tables))
 
 
-def _cells(run: RunData, pattern: str, columns: Columns) -> list[Cell]:
+def _cells(run: RunData, place: str, shown: list[Column]) -> list[Cell]:
     cells = []
-    for _, name, kind in columns:
-        key = pattern.format(name)
+    for column in shown:
+        key, kind = f"{place}/{column.key}", column.kind
         cells.append(Cell(number(run.results.get(key), kind), interval_text(run.intervals.get(key), kind)))
     return cells
 
@@ -218,24 +172,16 @@ def to_markdown(tables: Sequence[Table]) -> str:
     """Tables for a README or a model card."""
     blocks = []
     for table in tables:
-        lines = [[*table.headings, *table.columns]]
-        lines.append([*["---"] * len(table.headings), *["---:"] * len(table.columns)])
-        lines += [[*names, *(_with_interval(cell, "({})") for cell in cells)] for names, cells in table.rows]
-        body = "\n".join("| " + " | ".join(_markdown(cell) for cell in line) + " |" for line in lines)
-        blocks.append(
-            f"### {_markdown(table.caption)}\n\n{body}" + (f"\n\n{_markdown(table.note)}" if table.note else "")
-        )
+        rows = [[*names, *(_with_interval(cell, "({})") for cell in cells)] for names, cells in table.rows]
+        align = "l" * len(table.headings) + "r" * len(table.columns)
+        body = markdown_table([*table.headings, *table.columns], rows, align, escape_text)
+        note = f"\n\n{escape_text(table.note)}" if table.note else ""
+        blocks.append(f"### {escape_text(table.caption)}\n\n{body}{note}")
     return "\n\n".join(blocks) + "\n"
 
 
 def _with_interval(cell: Cell, brackets: str) -> str:
     return f"{cell.text} {brackets.format(cell.interval)}" if cell.interval else cell.text
-
-
-def _markdown(text: str) -> str:
-    for mark in "\\|`*_<>[]":
-        text = text.replace(mark, "\\" + mark)
-    return " ".join(text.split())
 
 
 def to_latex(tables: Sequence[Table]) -> str:

@@ -9,9 +9,10 @@ from typing import Any
 from ... import __version__
 from ...core.errors import UserError
 from ...core.files import write_text
+from ..runs import load_run
 from . import charts
 from .cases import case_groups
-from .load import RunData, load_run
+from .run_data import RunData
 from .tables import Table, report_tables, to_csv, to_latex, to_markdown
 
 _FACTS = ("method", "options", "seed", "split", "checkpoint", "versions")
@@ -41,7 +42,7 @@ def write_report(
     Returns:
         `Path`: The HTML file.
     """
-    runs = [load_run(folder, id_name, allow_nan, score=score, resamples=resamples) for folder in folders]
+    runs = [RunData.of(load_run(folder, id_name, allow_nan), score, resamples) for folder in folders]
     _tell_apart(runs, folders)
     folder = Path(out) if out else (Path(folders[0]) / "report" if len(runs) == 1 else Path("report"))
     headline, more = report_tables(runs)

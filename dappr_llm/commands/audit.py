@@ -1,0 +1,115 @@
+"""`dappr audit`: ask every question with its options rotated. The numbers are `evaluation.permutation_audit`'s."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..core import checkpoint
+from ..core.errors import UserError
+
+if TYPE_CHECKING:
+    from ..evaluation.prediction_table import PredictionTable
+
+EPILOG = """examples:
+  dappr audit runs/quickstart --task everyday
+  dappr audit runs/quickstart/audits/everyday-test/audit.npz      the figures again, without the model"""
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """
+    What to audit.
+
+    Args:
+        checkpoint (`str`): The checkpoint, or a table (`.npz`) that an audit wrote.
+        task (`str`, *optional*): The task; not needed with a table.
+        split (`str`): Its split.
+        out (`str`, *optional*): Folder for `audit.npz` and `audit.json`.
+        base, data_root, batch_size, limit: As for prediction.
+        resamples (`int`, *optional*, defaults to 1000): Of the intervals; 0 for none.
+    """
+
+    checkpoint: str
+    task: str | None = None
+    split: str = "test"
+    out: str | None = None
+    base: str | None = None
+    data_root: str | None = None
+    batch_size: int = 16
+    limit: int | None = None
+    resamples: int = 1000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's own arguments."""
+    parser.add_argument("checkpoint", help="folder of a run, Hub id, or a table (.npz) that an earlier audit wrote")
+    parser.add_argument("--task", help="task name, .jsonl/.csv/.parquet file, or Hub dataset id")
+    parser.add_argument("--split", default="test", help="split of the task (default: test)")
+    parser.add_argument("--out", help="folder for figures and table (default: audits/TASK-SPLIT below the checkpoint)")
+    parser.add_argument("--resamples", type=int, default=1000, help="bootstrap resamples (default: 1000)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the verb."""
+    audit(
+        AuditOptions(
+            checkpoint=args.checkpoint,
+            task=args.task,
+            split=args.split,
+            out=args.out,
+            base=args.base,
+            data_root=args.data_root,
+            batch_size=args.batch_size,
+            limit=args.limit,
+            resamples=args.resamples,
+        )
+    )
+    return 0
+
+
+def audit(options: AuditOptions) -> dict[str, float]:
+    """Audit a checkpoint on a task, or read the table of an earlier audit again; returns the results by key."""
+    from ..evaluation.permutation_audit import TABLE, evaluate_audit, render_audit, save_audit
+    from ..evaluation.prediction_table import PredictionTable
+    from .walks import is_main_process, say
+
+    name = options.checkpoint
+    if name.endswith(".npz"):
+        table, folder = PredictionTable.load(name), Path(options.out or Path(name).parent)
+    else:
+        table = _predict(options)
+        parent = Path(name) if Path(name).is_dir() else Path(".")
+        suffix = f"-first{options.limit}" if options.limit else ""
+        default = parent / "audits" / f"{table.meta['task']}-{options.split}{suffix}"
+        folder = Path(options.out) if options.out else default
+    results, intervals = evaluate_audit(table, options.resamples)
+    if is_main_process():
+        if not name.endswith(".npz"):
+            table.save(folder / TABLE)
+        save_audit(results, intervals, table, folder, options.resamples)
+        say(render_audit(results, intervals, f"{table.meta.get('task')} ({table.meta.get('split')}), all rotations"))
+        say(f"Figures and table: {folder}")
+    return results
+
+
+def _predict(options: AuditOptions) -> PredictionTable:
+    """Predictions for every rotation of every question of the task."""
+    from ..evaluation.permutation_audit import rotated
+    from ..inference.modality import find_task, load_rows
+    from .walks import load_predictor, say
+
+    if options.task is None:
+        raise UserError("An audit needs --task, or the table (.npz) of an earlier audit")
+    if checkpoint.load_sidecar(options.checkpoint)[1]["modality"] != "text":
+        raise UserError(
+            f"{options.checkpoint} classifies images, which have no options to rotate; audits are for questions"
+        )
+    task = find_task(options.task, "text")
+    rows = rotated(load_rows(task, options.split, options.data_root, options.limit, labelled=False))
+    trainer = load_predictor(options.checkpoint, options.base, options.batch_size)
+    say(f"Predicting {task.name} ({options.split}, {len(rows)} rotated rows)")
+    label = Path(trainer.args.output_dir).name
+    return trainer.predict_table(rows, task.name, options.split, checkpoint=label, task_num_choices=task.num_choices)

@@ -1,0 +1,111 @@
+"""The headline of a results file: plain text for the terminal, Markdown for model cards."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..evaluators import one_reading
+from ..metric_columns import Column, columns
+from ..results import Intervals
+from .markdown import markdown_table
+from .tables import number
+
+# What fits into 120 letters.
+_ID = ("accuracy", "nll", "ece", "brier", "conf_aupr", "n")
+_OOD = (
+    *("auroc", "auroc_published", "auroc_max_prob", "aupr", "aupr_published"),
+    *("accuracy", "nll", "ece", "n"),
+)
+_READINGS = "matched: both sides read on the training letters; published: each side on its own task's letters"
+
+
+def render_results(results: dict[str, Any], title: str = "", intervals: Intervals | None = None) -> str:
+    """
+    Results as a plain-text table for the terminal.
+
+    Args:
+        results (`dict`): What [`evaluate_tables`] returned or [`load_results`] read.
+        title (`str`, *optional*, defaults to `""`): A line above the table.
+        intervals (`dict`, *optional*): What [`bootstrap`] returned; shown below each row.
+    """
+    blocks = [title] if title else []
+    for header, rows in _tables(results, intervals or {}):
+        lines = [[" ".join(name.split()) for name in header[0]], header[1], *rows]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(header[1]))]
+        texts = ["  ".join(_pad(line, widths)).rstrip() for line in lines]
+        rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
+        blocks.append("\n".join([*(text for text in texts[:2] if text), rule, *texts[2:]]))
+    options = _options(results)
+    if options:
+        blocks.append("items by number of options: " + "; ".join(f"{name} {text}" for name, text in options.items()))
+    floor = results.get("id/ece_floor")
+    if floor is not None and not math.isnan(floor):
+        blocks.append(f"ECE floor in distribution (what chance alone would show at this size): {100 * floor:.2f}")
+    legend = _legend(results) + ("\n95 %: bootstrap interval over test items" if intervals else "")
+    return "\n\n".join([*blocks, legend]) + "\n"
+
+
+def render_markdown(results: dict[str, Any], intervals: Intervals | None = None) -> str:
+    """Results as Markdown tables, for model cards; the arguments are those of [`render_results`]."""
+    blocks = []
+    for header, rows in _tables(results, intervals):
+        blocks.append(markdown_table([" ".join(filter(None, pair)) for pair in zip(*header, strict=True)], rows))
+    return "\n\n".join([*blocks, _legend(results)]) + "\n"
+
+
+def _legend(results: dict[str, Any]) -> str:
+    plain = f"{', '.join(column.header for column in columns(_ID) if column.kind == 'plain')} not in %"
+    return plain if one_reading(results) else f"{_READINGS}; {plain}"
+
+
+def _tables(
+    results: dict[str, Any], intervals: Intervals | None = None
+) -> list[tuple[tuple[list[str], list[str]], list[list[str]]]]:
+    """Header lines and rows of cells: one table for ID, one for OOD, as far as there are results."""
+    rows: dict[str, dict[str, Any]] = {}
+    for key, value in results.items():
+        group, _, rest = key.partition("/")
+        if "options/" not in rest:
+            task, _, name = rest.rpartition("/")
+            rows.setdefault("" if group == "id" else task, {})[name] = value
+    found = []
+    for heading, shown, names in (
+        ("", columns(_ID), [name for name in rows if not name]),
+        ("OOD task", columns(_OOD, one_reading(results)), [name for name in rows if name]),
+    ):
+        if names:
+            lines = [_header(column) for column in shown]
+            header = (["", *(first for first, _ in lines)], [heading, *(second for _, second in lines)])
+            cells = []
+            for name in names:
+                cells.append([name or "ID", *(number(rows[name].get(c.key), c.kind, missing="-") for c in shown)])
+                if intervals:
+                    place = f"ood/{name}" if name else "id"
+                    cells.append(["  95 %", *(_interval(intervals.get(f"{place}/{c.key}"), c.kind) for c in shown)])
+            found.append((header, cells))
+    return found
+
+
+def _header(column: Column) -> tuple[str, str]:
+    """First and second line of a column's header."""
+    return (column.metric.header, column.reading) if column.reading else ("", column.header)
+
+
+def _options(results: dict[str, Any]) -> dict[str, str]:
+    found: dict[str, list[str]] = {}
+    for key, value in results.items():
+        where, separator, option = key.rpartition("/options/")
+        if separator:
+            found.setdefault(where.removeprefix("ood/"), []).append(f"{option}: {value}")
+    return {name: ", ".join(texts) for name, texts in found.items()}
+
+
+def _interval(pair: tuple[float, float] | None, kind: str) -> str:
+    if pair is None or any(map(math.isnan, pair)):
+        return ""
+    return "-".join(f"{100 * end:.1f}" if kind == "percent" else f"{end:.2f}" for end in pair)
+
+
+def _pad(cells: list[str], widths: list[int]) -> list[str]:
+    return [cells[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))]
