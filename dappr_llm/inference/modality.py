@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import UserError
+
+if TYPE_CHECKING:
+    from ..core.planned_model import PlannedModel
+    from ..core.recipe import Recipe
+    from ..methods import Method
 
 
 def find_task(spec: Any, modality: str | None = None) -> Any:
@@ -86,3 +93,40 @@ def iter_items(task: Any, split: str, root: str | None, backend: Any) -> Iterato
     for i, name in enumerate(prepared["id"]):
         row = {"id": name, "image": prepared.rows.load(i), "label": int(prepared.rows.labels[i])}
         yield from backend.items([row], i)
+
+
+def plan_model(
+    recipe: Recipe,
+    args: Any,
+    method: Method,
+    lora: Any,
+    config: str | None = None,
+    rows: int | None = None,
+    length: int | None = None,
+) -> PlannedModel:
+    """
+    A recipe's model without memory for its weights.
+
+    Args:
+        recipe (`Recipe`):
+            The recipe.
+        args (`DAPPrConfig`):
+            Its training arguments.
+        method (`Method`):
+            Its method.
+        lora (`LoraConfig`):
+            Its adapter, for text.
+        config, rows, length (*optional*):
+            As in `scale.plan.plan`.
+    """
+    from ..vision.build import is_image_recipe
+
+    if not is_image_recipe(recipe):
+        from ..text.plan_model import plan_text
+
+        return plan_text(recipe, lora, length or args.max_length, config)
+    from ..vision.plan_model import plan_images
+
+    if config is not None or length is not None:
+        raise UserError(f"{recipe.name} trains on images: --config and --length are for language models")
+    return plan_images(recipe, method, args.seed, rows)
