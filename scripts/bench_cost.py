@@ -15,10 +15,11 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
+from bench_workload import Workload
+from benchlib import interleaved
 
 from dappr_llm.core.recipe import load_recipe
 from dappr_llm.methods import METHODS
-from dappr_llm.scale.benchmarking import Workload, interleaved
 
 
 def main() -> None:

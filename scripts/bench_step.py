@@ -10,9 +10,10 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
+from bench_workload import Workload
+from benchlib import interleaved, median_ratio
 
 from dappr_llm.core.recipe import load_recipe
-from dappr_llm.scale.benchmarking import Workload, interleaved, median_ratio
 
 
 def main() -> None:

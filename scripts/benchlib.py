@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from dappr_llm.core import checkpoint
@@ -102,12 +103,12 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-def seconds(work: Callable[[], Any]) -> float:
+def seconds(work: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
     wait()
-    start = time.perf_counter()
+    start = clock()
     work()
     wait()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def rounds(
@@ -132,6 +133,36 @@ def rounds(
         for name in names:
             found[name].append(total[name])
     return found
+
+
+def interleaved(works: dict[str, Callable[[], Any]], rounds: int, warmup: int = 3) -> dict[str, np.ndarray]:
+    """
+    Seconds of short pieces of work, taken in turns: CPU time of this process, so that other processes do not count.
+
+    Args:
+        works (`dict[str, Callable]`):
+            By name.
+        rounds (`int`):
+            How often each is done.
+        warmup (`int`, *optional*, defaults to 3):
+            Rounds that do not count.
+    """
+    clock = time.perf_counter if torch.cuda.is_available() else time.process_time
+    found: dict[str, list[float]] = {name: [] for name in works}
+    for turn in range(warmup + rounds):
+        for name in list(works) if turn % 2 == 0 else list(works)[::-1]:
+            spent = seconds(works[name], clock)
+            if turn >= warmup:
+                found[name].append(spent)
+    return {name: np.array(values) for name, values in found.items()}
+
+
+def median_ratio(first: np.ndarray, second: np.ndarray, resamples: int = 2000) -> tuple[float, float, float]:
+    """Median of paired ratios `first / second` and its 95 % bootstrap interval."""
+    ratios = first / second
+    draws = np.random.default_rng(0).integers(0, len(ratios), (resamples, len(ratios)))
+    low, high = np.quantile(np.median(ratios[draws], axis=1), [0.025, 0.975])
+    return float(np.median(ratios)), float(low), float(high)
 
 
 def ratio(times: dict[str, list[float]], name: str, to: str) -> tuple[float, float, float]:

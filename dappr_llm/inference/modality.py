@@ -10,8 +10,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..core.errors import UserError
+
 if TYPE_CHECKING:
     from ..core.backend import Backend
+    from ..core.planned_model import PlannedModel
+    from ..core.recipe import Recipe
     from ..methods import Method
 
 # Module and class that reads a checkpoint of each modality.
@@ -133,3 +137,40 @@ def adapter_backend(
     from ..text.build import adapter_backend as of_text
 
     return of_text(adapter, base, method, num_choices, prompt, max_length)
+
+
+def plan_model(
+    recipe: Recipe,
+    args: Any,
+    method: Method,
+    lora: Any,
+    config: str | None = None,
+    rows: int | None = None,
+    length: int | None = None,
+) -> PlannedModel:
+    """
+    A recipe's model without memory for its weights.
+
+    Args:
+        recipe (`Recipe`):
+            The recipe.
+        args (`DAPPrConfig`):
+            Its training arguments.
+        method (`Method`):
+            Its method.
+        lora (`LoraConfig`):
+            Its adapter, for text.
+        config, rows, length (*optional*):
+            As in `scale.plan.plan`.
+    """
+    from ..vision.build import is_image_recipe
+
+    if not is_image_recipe(recipe):
+        from ..text.plan_model import plan_text
+
+        return plan_text(recipe, lora, length or args.max_length, config)
+    from ..vision.plan_model import plan_images
+
+    if config is not None or length is not None:
+        raise UserError(f"{recipe.name} trains on images: --config and --length are for language models")
+    return plan_images(recipe, method, args.seed, rows)

@@ -1,19 +1,19 @@
-"""`dappr plan`: what a recipe will take, from shapes alone. The model is built on the meta device, without weights."""
+"""`dappr plan`: what a recipe will take, from shapes alone; the model is built without memory for its weights."""
 
 from __future__ import annotations
 
 import json
 import math
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError
+from ..core.planned_model import PlannedModel, count
 from ..core.recipe import Recipe
 
 GIB = 1 << 30
-PRECISIONS = ("bf16", "8-bit", "4-bit")
-PRESETS = ("single_gpu", "multi_gpu", "fsdp2", "zero2", "zero3")
+AUTOCAST = "bf16 autocast"
+QUANTISED = ("8-bit", "4-bit")
 _BLOCK, _SECOND = 64, 256  # bitsandbytes: weights per scale, scales per scale of scales
 _OPTIMIZER_BYTES = {"sgd": 0, "adafactor": 0, "lion": 4, "adamw_bnb_8bit": 2, "paged_adamw_8bit": 2, "adamw_8bit": 2}
 _CARDS = (8, 12, 16, 24, 40, 48, 80)  # GiB of common GPUs
@@ -30,6 +30,7 @@ class Sizes:
     largest_unit: int  # parameters of the largest transformer block, or of embedding or head
     activations: int  # bytes that a forward pass keeps for the backward pass
     activations_checkpointed: int
+    activations_autocast: int | None = None  # under bfloat16 autocast, for models whose weights stay in float32
 
 
 @dataclass
@@ -40,7 +41,7 @@ class Plan:
     model: str
     sizes: Sizes
     batch: int
-    length: int
+    length: int | None  # tokens per prompt; none for images
     accumulation: int
     gpus: int
     checkpointing: bool
@@ -48,140 +49,47 @@ class Plan:
     steps: int
     steps_per_epoch: int
     epochs: float
-    tokens: int
+    tokens: int | None
     optimizer_bytes: int
     memory: dict[str, dict[str, int | None]]
     coefficients: list[tuple[int, float]] | None
     warnings: list[str] = field(default_factory=list)
     checkpointing_auto: bool = False
+    example: tuple[int, ...] = ()  # shape of one example: tokens, or channels, height and width
 
     def to_json(self) -> str:
         """All figures as JSON."""
         return json.dumps(asdict(self), indent=2)
 
 
-def load_config(name: str, path: str | None = None, **kwargs: Any) -> Any:
-    """
-    A model's config: from a file, a folder, the published shapes we know, or the Hub.
-
-    Args:
-        name (`str`):
-            The recipe's `model.name`.
-        path (`str`, *optional*):
-            A `config.json`, or the folder it is in.
-    """
-    from transformers import AutoConfig
-
-    from ..text.architectures import ARCHITECTURES
-    from ..text.lm import model_path
-
-    if path is not None and not Path(path).exists():
-        raise UserError(f"--config {path}: no such file")
-    try:
-        if path is None and name in ARCHITECTURES:
-            values = dict(ARCHITECTURES[name])
-            return AutoConfig.for_model(values.pop("model_type"), **values)
-        return AutoConfig.from_pretrained(path or model_path(name), trust_remote_code=False, **kwargs)
-    except (OSError, ValueError, KeyError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(
-            f"No config of {path or name!r} ({reason}); give the model's config.json with --config FILE"
-        ) from None
-
-
-def measure(config: Any, lora: Any, batch: int, length: int, dtype: Any = None) -> Sizes:
+def measure(planned: PlannedModel, batch: int) -> Sizes:
     """
     Count parameters and the bytes that a backward pass needs, without allocating anything.
 
     Args:
-        config (`PretrainedConfig`):
-            The model's.
-        lora (`LoraConfig`, *optional*):
-            The adapter; without it everything trains.
-        batch, length (`int`):
-            Rows and tokens of one forward pass.
-        dtype (`torch.dtype`, *optional*, defaults to bfloat16):
-            Of the base model's weights.
+        planned (`PlannedModel`):
+            The model and its forward pass.
+        batch (`int`):
+            Rows of one forward pass.
     """
-    import torch
-    from peft import get_peft_model
-    from torch import nn
-    from transformers import AutoModelForCausalLM
+    from ..training.memory import kept_bytes_by_block
 
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype or torch.bfloat16)
-        head = model.get_output_embeddings()
-        linear = [m.weight for m in model.modules() if isinstance(m, nn.Linear) and m is not head]
-        sizes = {
-            "linear": sum(weight.numel() for weight in linear),
-            "linear_rows": sum(weight.shape[0] for weight in linear),
-            "largest_unit": max(_count(unit) for unit in [*_blocks(model), head, model.get_input_embeddings()]),
-        }
-        if lora is not None:
-            try:
-                model = get_peft_model(model, lora)
-            except ValueError as error:
-                raise UserError(f"The lora section does not fit this model: {str(error).splitlines()[0]}") from None
-    blocks = _blocks(model)
-    kept, in_blocks = _kept_bytes(model, blocks, batch, length)
-    hidden = config.get_text_config().hidden_size
-    inputs = len(blocks) * batch * length * hidden * (dtype or torch.bfloat16).itemsize
-    largest = max(in_blocks, default=0)
+    model, blocks = planned.model, planned.blocks
+    kept, in_blocks = kept_bytes_by_block(model, lambda: planned.run(batch, False), blocks, planned.ignore)
+    autocast = None
+    if AUTOCAST in planned.precisions:
+        autocast = kept_bytes_by_block(model, lambda: planned.run(batch, True))[0]
+    inputs = len(blocks) * batch * planned.block_input
     return Sizes(
-        parameters=_count(model),
+        parameters=count(model),
         trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        linear=sum(weight.numel() for weight in planned.linear),
+        linear_rows=sum(weight.shape[0] for weight in planned.linear),
+        largest_unit=planned.largest_unit,
         activations=kept,
-        activations_checkpointed=kept - sum(in_blocks) + inputs + largest,
-        **sizes,
+        activations_checkpointed=kept - sum(in_blocks) + inputs + max(in_blocks, default=0),
+        activations_autocast=autocast,
     )
-
-
-def _count(module: Any) -> int:
-    return sum(p.numel() for p in module.parameters())
-
-
-def _blocks(model: Any) -> list[Any]:
-    """The transformer blocks: the longest list of modules in the model."""
-    from torch import nn
-
-    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return max(lists, key=len, default=[])
-
-
-def _kept_bytes(model: Any, blocks: list[Any], batch: int, length: int) -> tuple[int, list[int]]:
-    """
-    Bytes that autograd keeps, in all and within each block; attention matrices are left out, as fused kernels do.
-    """
-    import torch
-
-    weights = {p.untyped_storage()._cdata for p in model.parameters()}
-    kept: dict[int, Any] = {}  # held on to, so that no address is used twice
-    within = [0] * len(blocks)
-    current: list[int] = []
-
-    def pack(tensor: Any) -> Any:
-        storage = tensor.untyped_storage()
-        matrix = tensor.dim() >= 3 and tuple(tensor.shape[-2:]) == (length, length)
-        if storage._cdata not in weights and storage._cdata not in kept and not matrix:
-            kept[storage._cdata] = storage
-            if current:
-                within[current[-1]] += storage.nbytes()
-        return tensor
-
-    handles = []
-    for number, block in enumerate(blocks):
-        handles.append(block.register_forward_pre_hook(lambda *_, n=number: current.append(n)))
-        handles.append(block.register_forward_hook(lambda *_: (current.pop(), None)[1]))
-    device = next(model.parameters()).device
-    ids = torch.zeros(batch, length, dtype=torch.long, device=device)
-    mask = torch.ones(batch, 1, length, length, dtype=torch.bool, device=device)
-    try:
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            model.train()(input_ids=ids, attention_mask=mask, logits_to_keep=1, use_cache=False)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return sum(storage.nbytes() for storage in kept.values()), within
 
 
 def weight_bytes(sizes: Sizes, precision: str, double: bool = True) -> int:
@@ -193,11 +101,13 @@ def weight_bytes(sizes: Sizes, precision: str, double: bool = True) -> int:
             From `measure`.
         precision (`str`):
             `"bf16"`, `"8-bit"` or `"4-bit"`. Quantised bases keep embeddings, norms and head in float32 while they
-            train, as PEFT prepares them.
+            train, as PEFT prepares them. `"float32"` or `"bf16 autocast"` for models that stay in float32.
         double (`bool`, *optional*, defaults to `True`):
             4 bits: whether scales are quantised too.
     """
     base = sizes.parameters - sizes.trainable
+    if precision in ("float32", AUTOCAST):
+        return 4 * sizes.parameters
     if precision == "bf16":
         return 2 * base + 4 * sizes.trainable
     rest = 4 * (base - sizes.linear) + 4 * sizes.trainable
@@ -210,6 +120,8 @@ def weight_bytes(sizes: Sizes, precision: str, double: bool = True) -> int:
 
 def gpu_memory(sizes: Sizes, precision: str, preset: str, gpus: int, state: int, activations: int) -> int | None:
     """Bytes on each GPU under a launch preset; `None` where the combination does not work."""
+    if precision in QUANTISED and not sizes.linear:
+        return None
     weights, grads = weight_bytes(sizes, precision), 4 * sizes.trainable
     unit = round(sizes.largest_unit / sizes.parameters * weights)
     if preset == "single_gpu":
@@ -242,39 +154,72 @@ def plan(
             Tokens per prompt; by default the most that are allowed.
     """
     from ..inference.loading import build_args, build_lora, build_method
+    from ..inference.modality import plan_model
 
     args = build_args(recipe)
     method = build_method(recipe)
-    revision = {"revision": recipe.model.revision} if recipe.model.revision else {}
-    shape = load_config(recipe.model.name, config, **revision)
-    batch, length = args.per_device_train_batch_size, length or args.max_length
-    sizes = measure(shape, build_lora(recipe), batch, length)
-    rows = rows or _rows(recipe)
-    accumulation = args.gradient_accumulation_steps
-    per_epoch = max(1, math.ceil(math.ceil(rows / batch) / accumulation))
+    planned = plan_model(recipe, args, method, build_lora(recipe), config, rows, length)
+    batch, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
+    sizes = measure(planned, batch)
+    rows = rows or planned.rows or _rows(recipe)
+    per_epoch = steps_per_epoch(rows + _auxiliary_rows(recipe, rows), batch, accumulation, args.dataloader_drop_last)
     steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_epoch)
-    optimizer = str(getattr(args.optim, "value", args.optim))
-    state = _OPTIMIZER_BYTES.get(optimizer, 8) * sizes.trainable
-    kept = sizes.activations_checkpointed if args.gradient_checkpointing else sizes.activations
-    memory = {
-        preset: {name: gpu_memory(sizes, name, preset, gpus, state, kept) for name in PRECISIONS} for preset in PRESETS
-    }
+    state = _OPTIMIZER_BYTES.get(str(getattr(args.optim, "value", args.optim)), 8) * sizes.trainable
     coefficients, warnings = _coefficients(method, steps, per_epoch)
+    tokens = planned.example[0] if len(planned.example) == 1 else None
     return Plan(
-        recipe.name, recipe.model.name, sizes, batch, length, accumulation, gpus, bool(args.gradient_checkpointing),
-        rows, steps, per_epoch, steps / per_epoch, steps * batch * accumulation * length, state, memory, coefficients,
-        warnings, args.checkpoint_if_needed,
-    )  # fmt: skip
+        recipe=recipe.name,
+        model=planned.name,
+        sizes=sizes,
+        batch=batch,
+        length=tokens,
+        accumulation=accumulation,
+        gpus=gpus,
+        checkpointing=bool(args.gradient_checkpointing),
+        rows=rows,
+        steps=steps,
+        steps_per_epoch=per_epoch,
+        epochs=steps / per_epoch,
+        tokens=None if tokens is None else steps * batch * accumulation * tokens,
+        optimizer_bytes=state,
+        memory=_memory(planned, sizes, gpus, state, bool(args.gradient_checkpointing)),
+        coefficients=coefficients,
+        warnings=warnings,
+        checkpointing_auto=args.checkpoint_if_needed,
+        example=planned.example,
+    )
+
+
+def _memory(
+    planned: PlannedModel, sizes: Sizes, gpus: int, state: int, checkpointing: bool
+) -> dict[str, dict[str, int | None]]:
+    """Bytes on each GPU by preset and precision."""
+    kept = sizes.activations_checkpointed if checkpointing else sizes.activations
+    activations = dict.fromkeys(planned.precisions, kept)
+    if sizes.activations_autocast is not None:
+        activations[AUTOCAST] = sizes.activations_autocast
+    return {
+        preset: {name: gpu_memory(sizes, name, preset, gpus, state, size) for name, size in activations.items()}
+        for preset in planned.presets
+    }
+
+
+def steps_per_epoch(rows: int, batch: int, accumulation: int, drop_last: bool = False) -> int:
+    """Optimizer steps of one pass over the training rows, on one GPU."""
+    batches = rows // batch if drop_last else math.ceil(rows / batch)
+    return max(1, math.ceil(batches / accumulation))
+
+
+def _auxiliary_rows(recipe: Recipe, rows: int) -> int:
+    """Rows that `data.auxiliary` adds to every epoch, as `training.auxiliary_rows.MixedRows` does."""
+    share = recipe.data.auxiliary_share
+    return 0 if recipe.data.auxiliary is None else max(round(rows * share / (1 - share)), 1)
 
 
 def _rows(recipe: Recipe) -> int:
-    """Training rows: counted where they are at hand, else those published for a task we know."""
+    """Training rows, counted where they are at hand."""
     from ..inference.loading import build_data
-    from ..text.architectures import TRAIN_ROWS
 
-    known = TRAIN_ROWS.get(recipe.data.train) if isinstance(recipe.data.train, str) else None
-    if known is not None:
-        return min(known, recipe.data.max_train_samples or known)
     try:
         return len(build_data(recipe)[0])
     except UserError as error:
@@ -306,27 +251,30 @@ def _coefficients(method: Any, steps: int, per_epoch: int) -> tuple[list[tuple[i
 def render(found: Plan) -> str:
     """A plan as text."""
     sizes = found.sizes
-    checkpointed, kept = sizes.activations_checkpointed / GIB, sizes.activations / GIB
-    used = "with" if found.checkpointing else "without"
+    precisions = next(iter(found.memory.values()))
     lines = [
         f"{found.recipe}: {found.model}",
         f"  parameters        {sizes.parameters:,}, trainable {sizes.trainable:,} "
         f"({sizes.trainable / sizes.parameters:.3%})",
         f"  optimizer state   {found.optimizer_bytes / GIB:.3f} GiB, gradients {4 * sizes.trainable / GIB:.3f} GiB",
-        f"  activations       {kept:.2f} GiB at {found.batch} x {found.length} tokens, "
-        f"{checkpointed:.2f} GiB with gradient checkpointing",
+        f"  activations       {_activations(found)}",
         f"  rows, steps       {found.rows:,} rows; {found.steps:,} steps of {found.batch * found.accumulation} rows "
         f"({found.epochs:.2f} epochs of {found.steps_per_epoch:,}) on one GPU",
-        f"  tokens            at most {found.tokens:,}",
-        "",
-        f"  GiB per GPU, {used} gradient checkpointing ({found.gpus} GPUs except for single_gpu)",
-        "  " + "preset".ljust(14) + "".join(f"{name + ' base':>14}" for name in PRECISIONS),
     ]
+    lines += [f"  tokens            at most {found.tokens:,}"] if found.tokens is not None else []
+    used = "" if found.length is None else f", {'with' if found.checkpointing else 'without'} gradient checkpointing"
+    heads = [name if found.length is None else f"{name} base" for name in precisions]
+    lines += [
+        "",
+        f"  GiB per GPU{used} ({found.gpus} GPUs except for single_gpu)",
+        "  " + "preset".ljust(14) + "".join(f"{head:>14}" for head in heads),
+    ]
+    digits = 2 if found.length is None else 1  # image classifiers are small
     for preset, row in found.memory.items():
-        cells = ["-" if value is None else f"{value / GIB:.1f} ({_card(value)})" for value in row.values()]
+        cells = ["-" if value is None else f"{value / GIB:.{digits}f} ({_card(value)})" for value in row.values()]
         lines.append("  " + preset.ljust(14) + "".join(f"{cell:>14}" for cell in cells))
     lines.append("  in brackets: the smallest common GPU with a tenth to spare; multi_node is as multi_gpu")
-    if found.checkpointing_auto:
+    if found.checkpointing_auto and found.length is not None:
         lines.append(
             "  gradient_checkpointing: auto turns it on where a step would not fit, or weights are shared out"
         )
@@ -336,6 +284,21 @@ def render(found: Plan) -> str:
         lines += ["", "  coefficient by epoch: " + ", ".join(f"{epoch}: {value:.3g}" for epoch, value in shown)]
     lines += [f"  warning: {text}" for text in found.warnings]
     return "\n".join(lines)
+
+
+def _activations(found: Plan) -> str:
+    """What a forward pass keeps, for one batch of prompts or images."""
+    sizes = found.sizes
+    if sizes.activations_autocast is not None:
+        shape = " x ".join(map(str, found.example))
+        return (
+            f"{sizes.activations / GIB:.3f} GiB at {found.batch} images of {shape}, "
+            f"{sizes.activations_autocast / GIB:.3f} GiB under bf16 autocast (train.bf16)"
+        )
+    return (
+        f"{sizes.activations / GIB:.2f} GiB at {found.batch} x {found.length} tokens, "
+        f"{sizes.activations_checkpointed / GIB:.2f} GiB with gradient checkpointing"
+    )
 
 
 def _card(value: int) -> str:

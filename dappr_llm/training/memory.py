@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,19 +79,50 @@ def kept_bytes(model: nn.Module, work: Callable[[], Any]) -> int:
         work (`Callable`):
             A forward pass, or a whole step.
     """
-    seen: dict[int, tuple[Any, int]] = {}
+    return kept_bytes_by_block(model, work)[0]
+
+
+def kept_bytes_by_block(
+    model: nn.Module,
+    work: Callable[[], Any],
+    blocks: Sequence[nn.Module] = (),
+    ignore: Callable[[Tensor], bool] = lambda tensor: False,
+) -> tuple[int, list[int]]:
+    """
+    Bytes that `work` keeps for a backward pass, in all and within each block; meta and fake tensors count too.
+
+    Args:
+        model, work:
+            As in `kept_bytes`.
+        blocks (`Sequence[nn.Module]`, *optional*):
+            Submodules that are counted on their own as well.
+        ignore (`Callable[[Tensor], bool]`, *optional*):
+            Saved tensors that do not count.
+    """
+    weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    kept: dict[int, Any] = {}  # storages, held on to so that no address is used twice
+    within = [0] * len(blocks)
+    current: list[int] = []
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        seen[storage.data_ptr()] = (storage, storage.nbytes())  # held on to: no address is used twice
+        if storage._cdata not in weights and storage._cdata not in kept and not ignore(tensor):
+            kept[storage._cdata] = storage
+            if current:
+                within[current[-1]] += storage.nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        result = work()
-    for parameter in model.parameters():
-        seen.pop(parameter.untyped_storage().data_ptr(), None)
-    del result
-    return sum(size for _, size in seen.values())
+    handles = []
+    for number, block in enumerate(blocks):
+        handles.append(block.register_forward_pre_hook(lambda *_, n=number: current.append(n)))
+        handles.append(block.register_forward_hook(lambda *_: (current.pop(), None)[1]))
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            work()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return sum(storage.nbytes() for storage in kept.values()), within
 
 
 def free_bytes(device: torch.device) -> int | None:

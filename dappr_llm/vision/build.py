@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .backend import ImageBackend
     from .data.rows import ImageRows
     from .data.tasks import ImageTask
-    from .model import ImageClassifier
+    from .model import ImageClassifier, ImageClassifierConfig
 
 WEIGHTS = "model.safetensors"
 
@@ -116,19 +116,36 @@ def build_classifier(
     from transformers import set_seed
 
     from .backend import ImageBackend
-    from .model import ImageClassifier, ImageClassifierConfig
+    from .model import ImageClassifier
+    from .transforms import build_transform
+
+    section = recipe.model
+    config = model_config(recipe, task, train, method, method_name)
+    set_seed(seed)
+    model = ImageClassifier(config, pretrained=section.pretrained)
+    if section.adapter:
+        _start_from(model, section.adapter)
+    model = model.to(memory_format=torch.channels_last)  # faster convolutions, on CPUs too
+    base = f"timm/{section.backbone}" if section.pretrained else None
+    return model, ImageBackend(model, method, build_transform(task, train=True, **_wanted(recipe, task)), base)
+
+
+def model_config(
+    recipe: Recipe, task: ImageTask, train: ImageRows, method: Method, method_name: str
+) -> ImageClassifierConfig:
+    """The config of a recipe's classifier; arguments as in `build_model`."""
+    from .model import ImageClassifierConfig
     from .transforms import build_transform
 
     section = recipe.model
     assert section.backbone is not None
-    channels = section.channels or (3 if section.pretrained else task.channels)
-    wanted = {"size": section.image_size, "channels": channels, "augment": recipe.data.augment}
+    wanted = _wanted(recipe, task)
     transform = build_transform(task, train=False, **wanted)
-    config = ImageClassifierConfig(
+    return ImageClassifierConfig(
         backbone=section.backbone,
         num_classes=train.num_classes,
         class_names=train.class_names,
-        channels=channels,
+        channels=wanted["channels"],
         image_size=transform.size,
         transform=transform.to_dict(),
         task=task.name,
@@ -142,13 +159,12 @@ def build_classifier(
         class_counts=train.class_counts().tolist(),
         spectral_factor=section.spectral_factor,
     )
-    set_seed(seed)
-    model = ImageClassifier(config, pretrained=section.pretrained)
-    if section.adapter:
-        _start_from(model, section.adapter)
-    model = model.to(memory_format=torch.channels_last)  # faster convolutions, on CPUs too
-    base = f"timm/{section.backbone}" if section.pretrained else None
-    return model, ImageBackend(model, method, build_transform(task, train=True, **wanted), base)
+
+
+def _wanted(recipe: Recipe, task: ImageTask) -> dict[str, Any]:
+    """What a recipe asks of the transform of its images."""
+    channels = recipe.model.channels or (3 if recipe.model.pretrained else task.channels)
+    return {"size": recipe.model.image_size, "channels": channels, "augment": recipe.data.augment}
 
 
 def _lora(recipe: Recipe) -> dict[str, Any] | None:

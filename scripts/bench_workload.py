@@ -1,17 +1,18 @@
-"""One training step and one prediction of any method on an image recipe, for `scripts/bench_*.py`."""
+"""One training step and one prediction of any method on an image recipe, for `bench_step.py` and `bench_cost.py`."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from typing import Any
-
+import benchlib
 import numpy as np
 import torch
 
-from ..core.recipe import Recipe
-from ..methods import Progress, get_method
-from ..training.memory import kept_bytes
+from dappr_llm.core.recipe import Recipe
+from dappr_llm.inference.passes import as_outputs, read_rows
+from dappr_llm.methods import Progress, get_method
+from dappr_llm.training.memory import kept_bytes
+from dappr_llm.vision.build import build_model, build_task
+from dappr_llm.vision.data.images import ArrayImages
+from dappr_llm.vision.data.rows import ImageRows
 
 
 class Workload:
@@ -30,17 +31,13 @@ class Workload:
     """
 
     def __init__(self, recipe: Recipe, method: str, batch_size: int, rows: int | None = None):
-        from ..vision.build import build_model, build_task
-        from ..vision.data.images import ArrayImages
-        from ..vision.data.rows import ImageRows
-
         task = build_task(recipe)
         classes = task.num_classes or 10
         count = max(rows or 0, classes)
         pixels = np.broadcast_to(np.zeros((), dtype=np.uint8), (count, task.size, task.size))  # takes no memory
         train = ImageRows(ArrayImages(pixels, "made"), np.arange(count) % classes, [str(i) for i in range(count)])
         self.name, self.method = method, get_method(method)
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = benchlib.device()
         self.model, self.backend = build_model(recipe, task, train, self.method, method, seed=0)
         self.model.to(self.device)
         generator = torch.Generator().manual_seed(0)
@@ -78,8 +75,6 @@ class Workload:
     @torch.no_grad()
     def predict(self) -> None:
         """Forward and reading, as often as the method passes."""
-        from ..inference.passes import as_outputs, read_rows
-
         self.model.eval()
         batch = {"pixel_values": self.pixels[: self.rows]}
         self.method.predict(as_outputs(read_rows(self.backend, self.model, batch, self.method.passes)))
@@ -87,38 +82,3 @@ class Workload:
     def saved_bytes(self) -> int:
         """Bytes that one step keeps for its backward pass, weights not counted twice: the same on every device."""
         return kept_bytes(self.model, self.step)
-
-
-def interleaved(works: dict[str, Callable[[], Any]], rounds: int, warmup: int = 3) -> dict[str, np.ndarray]:
-    """
-    Seconds of several pieces of work, taken in turns, so that whatever else the machine does meets all of them.
-
-    Args:
-        works (`dict[str, Callable]`):
-            By name.
-        rounds (`int`):
-            How often each is done.
-        warmup (`int`, *optional*, defaults to 3):
-            Rounds that do not count.
-    """
-    cuda = torch.cuda.is_available()
-    clock = time.perf_counter if cuda else time.process_time  # on a busy CPU only one's own time means something
-    found: dict[str, list[float]] = {name: [] for name in works}
-    for turn in range(warmup + rounds):
-        order = list(works) if turn % 2 == 0 else list(works)[::-1]
-        for name in order:
-            start = clock()
-            works[name]()
-            if cuda:
-                torch.cuda.synchronize()
-            if turn >= warmup:
-                found[name].append(clock() - start)
-    return {name: np.array(values) for name, values in found.items()}
-
-
-def median_ratio(first: np.ndarray, second: np.ndarray, resamples: int = 2000) -> tuple[float, float, float]:
-    """Median of paired ratios `first / second` and its 95 % bootstrap interval."""
-    ratios = first / second
-    draws = np.random.default_rng(0).integers(0, len(ratios), (resamples, len(ratios)))
-    low, high = np.quantile(np.median(ratios[draws], axis=1), [0.025, 0.975])
-    return float(np.median(ratios)), float(low), float(high)
