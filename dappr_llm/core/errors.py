@@ -10,6 +10,19 @@ class UserError(Exception):
     """Something the user can mend: the message names the bad file, row or key and what to do about it."""
 
 
+_MOST_NAMES = 12
+
+
+def close_names(name: object, valid: Iterable[object], limit: int = 3) -> list[str]:
+    """The valid names that look like a wrong one, best first; none if nothing does."""
+    return difflib.get_close_matches(str(name), sorted(str(v) for v in valid), n=limit, cutoff=0.5)
+
+
+def did_you_mean(names: Iterable[str]) -> str:
+    """Suggested names as a question."""
+    return "did you mean " + " or ".join(repr(name) for name in names) + "?"
+
+
 def nearest(name: object, valid: Iterable[object], limit: int = 3) -> str:
     """
     Say which valid names come closest to a wrong one.
@@ -20,10 +33,11 @@ def nearest(name: object, valid: Iterable[object], limit: int = 3) -> str:
         valid (`Iterable`):
             What would have been accepted.
         limit (`int`, *optional*, defaults to 3):
-            How many suggestions at the most; with none close enough, all valid names are listed.
+            How many suggestions at the most; with none close enough, up to 12 valid names are listed.
     """
     names = sorted(str(v) for v in valid)
-    close = difflib.get_close_matches(str(name), names, n=limit, cutoff=0.5)
+    close = close_names(name, names, limit)
     if close:
-        return "did you mean " + " or ".join(repr(c) for c in close) + "?"
-    return "valid: " + ", ".join(names)
+        return did_you_mean(close)
+    rest = f", …, {len(names)} in all" if len(names) > _MOST_NAMES else ""
+    return "valid: " + ", ".join(names[:_MOST_NAMES]) + rest

@@ -1,4 +1,8 @@
-"""Recipes: YAML → dataclasses, with `base:` inheritance and `--set a.b=c`. An unknown key is an error. No torch."""
+"""
+Recipes: YAML → dataclasses, with `base:` inheritance and `--set a.b=c`. An unknown key is an error. No torch.
+
+`base:` is a path or a list of paths, relative to the file. They are merged from left to right, the file itself last.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from .errors import UserError, nearest
+from .errors import UserError, close_names, did_you_mean, nearest
 
 
 class _Loader(yaml.SafeLoader):
@@ -120,6 +124,7 @@ class Recipe:
 _SECTIONS = {"model": ModelSection, "data": DataSection}
 _FREE = {"lora", "method", "train"}
 _TOP = {f.name for f in fields(Recipe)} | {"base"}
+_NOT_RUN = ("accelerate/", "methods/")  # folders beside the recipes: launch settings, and coefficients for `base:`
 
 
 def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
@@ -133,7 +138,7 @@ def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
             `"section.key=value"` settings, values as YAML.
     """
     path = find_recipe(path)
-    values = _read(path, seen=())
+    values = read_merged(path)
     for override in overrides:
         _apply(values, override)
     values.setdefault("name", default_name(path))
@@ -193,30 +198,44 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
-    if path.resolve() in seen:
+def read_merged(path: Path) -> dict[str, Any]:
+    """What a recipe file and its bases say, merged; defaults are not filled in."""
+    return _read(path, parents=())
+
+
+def _read(path: Path, parents: tuple[Path, ...]) -> dict[str, Any]:
+    # Only files on the way down count: two bases may share a third, but none may be its own ancestor.
+    if path.resolve() in parents:
         raise UserError(f"{path}: its `base:` leads back to itself")
     values = read_yaml(path)
     if "rows" in values:
         raise UserError(f"{path} is a table of several runs: start it with `dappr sweep`")
-    base = values.pop("base", None)
-    if base is None:
-        return values
-    base_path = path.parent / str(base)
-    if not base_path.is_file():
-        raise UserError(f"{path}: its base {base!r} does not exist (looked for {base_path})")
-    inherited = _read(base_path, (*seen, path.resolve()))
-    inherited.pop("name", None)
-    inherited.pop("description", None)
-    return _merge(inherited, values)
+    merged: dict[str, Any] = {}
+    for base in _bases(values.pop("base", None), path):
+        base_path = path.parent / base
+        if not base_path.is_file():
+            raise UserError(f"{path}: its base {base!r} does not exist (looked for {base_path})")
+        inherited = _read(base_path, (*parents, path.resolve()))
+        inherited.pop("name", None)
+        inherited.pop("description", None)
+        merged = _merge(merged, inherited)
+    return _merge(merged, values)
+
+
+def _bases(base: Any, path: Path) -> list[str]:
+    found = base if isinstance(base, list) else [] if base is None else [base]
+    for entry in found:
+        if not isinstance(entry, str):
+            raise UserError(f"{path}: `base:` is a path or a list of paths, found {entry!r}")
+    return found
 
 
 def _merge(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(below)
     for key, value in above.items():
         if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
-            # Options of another method do not carry over.
-            other = key == "method" and "name" in value and value["name"] != merged[key].get("name")
+            # Options of another method do not carry over; those that name no method do, whatever the order of bases.
+            other = key == "method" and "name" in value and merged[key].get("name", value["name"]) != value["name"]
             merged[key] = dict(value) if other else _merge(dict(merged[key]), value)
         else:
             merged[key] = value
@@ -261,22 +280,31 @@ def list_recipes(tables: bool = False) -> list[tuple[str, str, Path]]:
 
 
 def _recipe_files() -> list[tuple[str, Path]]:
-    """Name and file of all that ships; read only where more is asked, since YAML is slow to read."""
+    """Name and file of all that can be run; read only where more is asked, since YAML is slow to read."""
     root = recipes_dir()
     paths = sorted(root.rglob("*.yaml")) if root else []
     named = [(path.relative_to(root).with_suffix("").as_posix(), path) for path in paths]  # type: ignore[arg-type]
-    return [(name, path) for name, path in named if not name.startswith("accelerate/") and path.stem != "base"]
+    return [(name, path) for name, path in named if not name.startswith(_NOT_RUN) and path.stem != "base"]
 
 
 def find_recipe(path: str | Path) -> Path:
     """A recipe file by path, or by the name of a shipped one."""
     path = Path(path)
-    if path.is_file():
-        return path
     root = recipes_dir()
     text = path.as_posix().removeprefix("recipes/")
-    for candidate in [root / text, root / f"{text}.yaml"] if root else []:
+    for candidate in [path, *([root / text, root / f"{text}.yaml"] if root else [])]:
         if candidate.is_file():
-            return candidate
+            return _runnable(candidate, root)
     names = [name for name, _ in _recipe_files()]
-    raise UserError(f"{path}: no such recipe file; {nearest(text.removesuffix('.yaml'), names)} (see `dappr recipes`)")
+    close = close_names(text.removesuffix(".yaml"), names)
+    hint = did_you_mean(close) if close else f"folders: {', '.join(sorted({n.split('/')[0] for n in names if '/' in n}))}"
+    raise UserError(f"{path}: no such recipe file; {hint} (see `dappr recipes`)")
+
+
+def _runnable(path: Path, root: Path | None) -> Path:
+    if root and path.resolve().parent == (root / "methods").resolve():
+        raise UserError(
+            f"{path} holds only a method's coefficients, for the `base:` of recipes, and cannot be run itself "
+            "(see `dappr recipes`)"
+        )
+    return path
