@@ -297,7 +297,9 @@ def find_recipe(path: str | Path) -> Path:
             return _runnable(candidate, root)
     names = [name for name, _ in _recipe_files()]
     close = close_names(text.removesuffix(".yaml"), names)
-    hint = did_you_mean(close) if close else f"folders: {', '.join(sorted({n.split('/')[0] for n in names if '/' in n}))}"
+    hint = (
+        did_you_mean(close) if close else f"folders: {', '.join(sorted({n.split('/')[0] for n in names if '/' in n}))}"
+    )
     raise UserError(f"{path}: no such recipe file; {hint} (see `dappr recipes`)")
 
 

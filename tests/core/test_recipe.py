@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dappr_llm.core.errors import UserError
-from dappr_llm.core.recipe import find_recipe, list_recipes, load_recipe, recipes_dir
+from dappr_llm.commands.main import main
+from dappr_llm.core.errors import UserError, nearest
+from dappr_llm.core.recipe import find_recipe, list_recipes, load_recipe, read_merged, read_yaml, recipes_dir
 
 SHIPPED = [name for name, _, _ in list_recipes()]
 
@@ -30,6 +31,46 @@ def test_inheritance_and_overrides(tmp_path):
     assert recipe.data.train == "obqa" and recipe.data.ood == ["arc_c"]
     assert recipe.model.quantization == {"load_in_4bit": True}
     assert recipe.output_dir == Path("runs") / f"{tmp_path.name}-mine"
+
+
+def test_bases_merge_from_left_to_right_and_the_file_comes_last(tmp_path):
+    write(tmp_path / "base.yaml", "name: b\ndescription: d\ndata: {train: obqa}\ntrain: {seed: 1, max_steps: 5}\n")
+    write(tmp_path / "methods/iedl.yaml", "method: {name: iedl, fisher_weight: 1}\ntrain: {seed: 2, bf16: true}\n")
+    write(tmp_path / "methods/kl.yaml", "method: {reg_weight: 3, schedule: linear}\ntrain: {seed: 3}\n")
+    text = "base: [../base.yaml, ../methods/iedl.yaml, ../methods/kl.yaml]\nmethod: {schedule: constant}\n"
+    recipe = load_recipe(write(tmp_path / "bench/iedl.yaml", text))
+    assert recipe.method == {"name": "iedl", "fisher_weight": 1, "reg_weight": 3, "schedule": "constant"}
+    assert recipe.train == {"seed": 3, "max_steps": 5, "bf16": True}
+    assert (recipe.name, recipe.description) == ("bench-iedl", "")  # a base's own are not inherited
+
+
+@pytest.mark.parametrize("order", ["[base.yaml, a.yaml, kl.yaml]", "[base.yaml, kl.yaml, a.yaml]"])
+def test_options_without_a_method_join_the_method_of_another_base(tmp_path, order):
+    write(tmp_path / "base.yaml", "data: {train: obqa}\n")
+    write(tmp_path / "a.yaml", "method: {name: edl}\n")
+    write(tmp_path / "kl.yaml", "method: {reg_weight: 1}\n")
+    assert load_recipe(write(tmp_path / "r.yaml", f"base: {order}\n")).method == {"name": "edl", "reg_weight": 1}
+
+
+def test_options_of_another_method_in_a_list_of_bases_do_not_carry_over(tmp_path):
+    write(tmp_path / "one.yaml", "data: {train: obqa}\nmethod: {name: ce, passes: 3}\n")
+    write(tmp_path / "two.yaml", "method: {name: edl}\n")
+    assert load_recipe(write(tmp_path / "r.yaml", "base: [one.yaml, two.yaml]\n")).method == {"name": "edl"}
+
+
+def test_two_bases_may_share_a_third(tmp_path):
+    write(tmp_path / "root.yaml", "data: {train: obqa}\ntrain: {seed: 1}\n")
+    write(tmp_path / "left.yaml", "base: root.yaml\ntrain: {max_steps: 5}\n")
+    write(tmp_path / "right.yaml", "base: root.yaml\ntrain: {bf16: true}\n")
+    recipe = load_recipe(write(tmp_path / "r.yaml", "base: [left.yaml, right.yaml, root.yaml]\n"))
+    assert recipe.train == {"seed": 1, "max_steps": 5, "bf16": True}
+
+
+def test_a_cycle_through_other_files_names_the_file(tmp_path):
+    write(tmp_path / "fine.yaml", "data: {train: obqa}\n")
+    write(tmp_path / "back.yaml", "base: r.yaml\n")
+    with pytest.raises(UserError, match=r"r\.yaml: its `base:` leads back to itself"):
+        load_recipe(write(tmp_path / "r.yaml", "base: [fine.yaml, back.yaml]\n"))
 
 
 def test_numbers_without_a_dot_are_numbers(tmp_path):
@@ -62,6 +103,11 @@ def test_resolved_recipe_reads_back(tmp_path):
         ("data: obqa\n", "section 'data' must be a mapping"),
         ("base: nowhere.yaml\n", "its base 'nowhere.yaml' does not exist"),
         ("base: r.yaml\n", "leads back to itself"),
+        ("base: [r.yaml, nowhere.yaml]\n", "leads back to itself"),
+        ("base: []\n", "data.train is missing"),
+        ("base: [nowhere.yaml]\n", r"r\.yaml: its base 'nowhere.yaml' does not exist"),
+        ("base: 3\n", r"r\.yaml: `base:` is a path or a list of paths, found 3"),
+        ("base: [{a: b}]\n", r"r\.yaml: `base:` is a path or a list of paths, found \{'a': 'b'\}"),
     ],
 )
 def test_mistakes(tmp_path, text, words):
@@ -77,8 +123,106 @@ def test_bad_overrides(tmp_path, override):
 
 
 def test_unknown_recipe_names_the_nearest():
-    with pytest.raises(UserError, match="obqa_mistral7b/dappr"):
+    with pytest.raises(UserError, match="did you mean 'obqa_mistral7b/dappr' or ") as caught:
         load_recipe("obqa_mistral7b/dapr")
+    assert sum(name in str(caught.value) for name in map(repr, SHIPPED)) == 3
+
+
+def test_a_recipe_like_no_other_names_the_folders_only():
+    with pytest.raises(UserError, match="folders: cifar10, .*mnist, .*see `dappr recipes`") as caught:
+        load_recipe("zzzz")
+    assert "methods" not in str(caught.value) and "/" not in str(caught.value)
+
+
+def test_a_long_list_of_valid_names_is_cut():
+    assert nearest("zzzz", range(12)) == "valid: 0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9"
+    assert nearest("zzzz", range(170)).endswith(", …, 170 in all") and len(nearest("zzzz", range(170))) < 90
+
+
+@pytest.mark.parametrize("name", ["methods/edl", "recipes/methods/edl.yaml", str(recipes_dir() / "methods/edl.yaml")])
+def test_files_of_coefficients_are_no_recipes(name, capsys):
+    assert main(["train", name]) == 2
+    assert "holds only a method's coefficients" in capsys.readouterr().err
+    assert not [shipped for shipped in SHIPPED if shipped.startswith("methods/")]
+
+
+def test_methods_coefficients_stand_once():
+    """A `method:` section that two recipes have in common belongs into `recipes/methods`."""
+    bodies: dict[str, list[str]] = {}
+    for path in recipes_dir().rglob("*.yaml"):
+        method = read_yaml(path).get("method")
+        if method is not None:
+            bodies.setdefault(yaml.safe_dump(method), []).append(path.relative_to(recipes_dir()).as_posix())
+    of_recipes = [files for files in bodies.values() if not all(file.startswith("methods/") for file in files)]
+    # The quickstart is the file that newcomers open and copy, so it has its method in full.
+    assert sum(len(files) for files in of_recipes) <= 5, of_recipes
+    assert not [files for files in of_recipes if len(files) > 1], of_recipes
+
+
+def test_every_file_of_coefficients_is_used():
+    used = set()
+    for path in recipes_dir().rglob("*.yaml"):
+        bases = read_yaml(path).get("base") or []
+        used |= {(path.parent / base).resolve() for base in ([bases] if isinstance(bases, str) else bases)}
+    assert set((recipes_dir() / "methods").resolve().glob("*.yaml")) <= used
+
+
+@pytest.fixture
+def listed(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def listing(*words):
+        assert main(["recipes", *words]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    return listing
+
+
+def test_the_listing_is_short_with_text_first(listed):
+    lines = listed()
+    assert len(lines) <= 42 and max(map(len, lines)) <= 80
+    heads = [line.split()[0] for line in lines if line[:1].strip()]
+    assert heads[:5] == ["quickstart", "binding", "obqa_mistral7b/", "obqa_smollm2/", "everyday_smollm2/"]
+    names = {name.split("/")[0] + "/" for name in SHIPPED if "/" in name}
+    assert {head for head in heads if head.endswith("/")} == names
+    (cub,) = [line for line in lines if line.startswith("cub/")]
+    assert "18 recipes, 2 tables" in cub and "CUB-200-2011 with ResNet-50" in cub
+
+
+def test_the_listing_holds_every_name(listed):
+    found, folder = set(), ""
+    for line in listed():
+        if line.startswith("  "):
+            found |= {folder + word for word in line.replace(";", " ").split()}
+        elif line:
+            folder = line.split()[0]
+            found |= {folder}
+    assert {*SHIPPED, *(name for name, _, _ in list_recipes(tables=True))} <= found
+
+
+def test_a_filter_shows_descriptions(listed):
+    lines = listed("OBQA")
+    names = [line.split()[1] for line in lines if line.startswith(("train ", "sweep "))]
+    assert names[0] == "obqa_mistral7b/ce" and names[-1] == "obqa_smollm2/table" and len(names) == 15
+    assert "DAPPr on OpenBookQA, Mistral-7B (one 24 GB" in "\n".join(lines) and max(map(len, lines)) <= 80
+    assert "train cub/ce  " in "\n".join(listed("cub-200"))  # no name has it: descriptions are searched
+
+
+def test_a_whole_name_shows_the_merged_values(listed):
+    for name in ("mnist/edl", "quickstart", "cub/duq"):
+        head, *rest = listed(name)
+        assert head == f"dappr train {name}"
+        text = "\n".join(rest[rest.index("") :])
+        values = {key: value for key, value in read_merged(find_recipe(name)).items() if key != "description"}
+        assert yaml.safe_load(text) == values
+    assert "  - {recipe: edl, label: EDL}" in listed("mnist/ablations")
+
+
+def test_a_filter_without_a_match_names_the_three_nearest(capsys):
+    for wrong, near in (("obqq", "'obqa_mistral7b' or 'obqa_smollm2'"), ("mnist/edll", "'mnist/edl'")):
+        assert main(["recipes", wrong]) == 2
+        error = capsys.readouterr().err
+        assert near in error and error.count("'") == 2 + 6
 
 
 def test_shipped_recipes_are_described():
