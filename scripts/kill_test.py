@@ -28,7 +28,9 @@ from typing import Any
 _SHARED = (
     *(
         "dappr_llm.training.trainer",
-        "dappr_llm.commands.walks",
+        "dappr_llm.commands.predict",
+        "dappr_llm.commands.train",
+        "dappr_llm.evaluation.reporting.run_results",
         "dappr_llm.inference.loading",
         "dappr_llm.text.backend",
         "dappr_llm.text.data.tasks",

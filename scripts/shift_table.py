@@ -12,10 +12,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from dappr_llm.commands.walks import predict
+from dappr_llm.commands.shared import load_predictor
 from dappr_llm.evaluation.paper_analyses import render_shift, shift_table
 from dappr_llm.evaluation.prediction_table import PredictionTable
 from dappr_llm.evaluation.runs import find_runs
+from dappr_llm.inference.modality import find_task, load_rows
 from dappr_llm.vision.data.catalogue import CORRUPTIONS, SEVERITIES
 
 
@@ -24,7 +25,10 @@ def tables_of(folder: Path, names: list[str], args: argparse.Namespace) -> dict[
     for name in names:
         path = folder / "shift" / f"{name.replace('/', '_')}.npz"
         if not path.is_file():
-            predict([str(folder)], [name], "test", path, None, args.data_root, args.batch_size, args.limit)
+            predictor = predictor or load_predictor(str(folder), None, args.batch_size)
+            task = find_task(name, "vision")
+            rows = load_rows(task, "test", args.data_root, args.limit)
+            predictor.predict_table(rows, task.name, "test", checkpoint=folder.name).save(path)
         found[path.stem] = PredictionTable.load(path)
     return found
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dappr_llm.commands.main import _parser
+from dappr_llm.commands.main import build_parser
 from dappr_llm.core.recipe import find_recipe, load_recipe
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,7 +56,7 @@ def test_commands_are_real(page):
         for line in block.splitlines():
             match = re.search(r"(?:^dappr|-m dappr_llm) (\w.*)", line.split("  #")[0])
             if match:
-                args = _parser().parse_args(
+                args = build_parser().parse_args(
                     re.sub(r"'([^']*)'", r"\1", match[1].strip()).replace(": true", ":true").split()
                 )
                 if args.verb == "train" and args.recipe != "my.yaml":

@@ -4,14 +4,37 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ..core.errors import UserError
-from ..inference.pipeline import Answer
+from . import shared
+
+if TYPE_CHECKING:
+    import argparse
+
+    from ..inference.pipeline import Answer
+
+EPILOG = """examples:
+  dappr ask runs/quickstart
+  echo "Which is a fruit? | hammer | plum" | dappr ask user/adapter --revision v1"""
 
 _BAR = 30
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _MOST = 10  # options shown; of more, the most probable
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's arguments."""
+    parser.add_argument("checkpoint", help="folder of a run, or Hub id")
+    shared.add_base(parser)
+    shared.add_pipeline(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Always 0; mistakes are raised."""
+    shared.Sidecars([args.checkpoint])  # a wrong folder is refused before slow imports
+    ask(shared.load_pipeline(shared.PipelineOptions.from_args(args, args.checkpoint)))
+    return 0
 
 
 def bar(share: float, width: int = _BAR) -> str:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from ..core import checkpoint
 from ..core.errors import UserError
+from ..core.processes import is_main_process, say
+from . import shared
 
 if TYPE_CHECKING:
     from ..evaluation.prediction_table import PredictionTable
@@ -50,10 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", default="test", help="split of the task (default: test)")
     parser.add_argument("--out", help="folder for figures and table (default: audits/TASK-SPLIT below the checkpoint)")
     parser.add_argument("--resamples", type=int, default=1000, help="bootstrap resamples (default: 1000)")
+    shared.add_prediction(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb."""
+    shared.Sidecars([args.checkpoint])  # a wrong folder is refused before slow imports
     audit(
         AuditOptions(
             checkpoint=args.checkpoint,
@@ -74,7 +78,6 @@ def audit(options: AuditOptions) -> dict[str, float]:
     """Audit a checkpoint on a task, or read the table of an earlier audit again; returns the results by key."""
     from ..evaluation.permutation_audit import TABLE, evaluate_audit, render_audit, save_audit
     from ..evaluation.prediction_table import PredictionTable
-    from .walks import is_main_process, say
 
     name = options.checkpoint
     if name.endswith(".npz"):
@@ -99,17 +102,17 @@ def _predict(options: AuditOptions) -> PredictionTable:
     """Predictions for every rotation of every question of the task."""
     from ..evaluation.permutation_audit import rotated
     from ..inference.modality import find_task, load_rows
-    from .walks import load_predictor, say
 
     if options.task is None:
         raise UserError("An audit needs --task, or the table (.npz) of an earlier audit")
-    if checkpoint.load_sidecar(options.checkpoint)[1]["modality"] != "text":
+    folder, config = checkpoint.load_sidecar(options.checkpoint)
+    if config["modality"] != "text":
         raise UserError(
             f"{options.checkpoint} classifies images, which have no options to rotate; audits are for questions"
         )
     task = find_task(options.task, "text")
     rows = rotated(load_rows(task, options.split, options.data_root, options.limit, labelled=False))
-    trainer = load_predictor(options.checkpoint, options.base, options.batch_size)
+    predictor = shared.load_predictor(options.checkpoint, options.base, options.batch_size)
     say(f"Predicting {task.name} ({options.split}, {len(rows)} rotated rows)")
-    label = Path(trainer.args.output_dir).name
-    return trainer.predict_table(rows, task.name, options.split, checkpoint=label, task_num_choices=task.num_choices)
+    meta = {"checkpoint": Path(folder).name, "task_num_choices": task.num_choices}
+    return predictor.predict_table(rows, task.name, options.split, **meta)

@@ -80,11 +80,15 @@ def load_sidecar(checkpoint: str | Path, revision: str | None = None) -> tuple[s
     return str(folder), config
 
 
-def check_folders(names: Iterable[str]) -> None:
-    """Refuse what is no checkpoint before anything slow is imported; ids on the Hub and tables are left for later."""
-    for name in names:
-        if not name.endswith(".npz") and (Path(name).is_dir() or not _is_hub_id(name)):
-            load_sidecar(name)
+def check_folders(names: Iterable[str]) -> dict[str, tuple[str, dict[str, Any]]]:
+    """
+    Refuse what is no checkpoint before anything slow is imported; ids on the Hub and tables are left for later.
+
+    Returns:
+        `dict`: Folder and sidecar, as `load_sidecar` gives them, of the checkpoints on this machine.
+    """
+    here = [n for n in names if not n.endswith(".npz") and (Path(n).is_dir() or not _is_hub_id(n))]
+    return {name: load_sidecar(name) for name in here}
 
 
 def _is_hub_id(name: str) -> bool:

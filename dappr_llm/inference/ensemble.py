@@ -138,15 +138,33 @@ class AdapterEnsemble:
             finally:
                 self.run.model.set_adapter(self.members[0].adapter)  # type: ignore[operator]
 
-    def predict_tables(
-        self, sets: Sequence[RowSet], settings: PredictionSettings | None = None
-    ) -> list[PredictionTable]:
+
+class EnsemblePredictor:
+    """
+    Predicts whole datasets with an ensemble, as [`TablePredictor`] does with one model.
+
+    Args:
+        ensemble (`AdapterEnsemble`):
+            The members.
+        settings (`PredictionSettings`, *optional*):
+            Batch sizes and seed.
+    """
+
+    def __init__(self, ensemble: AdapterEnsemble, settings: PredictionSettings | None = None):
+        self.ensemble, self.settings = ensemble, settings
+        self.backend = ensemble.run.backend
+
+    def predict_table(self, dataset: Any, task: str = "", split: str = "", **meta: Any) -> PredictionTable:
+        """As [`TablePredictor.predict_table`]."""
+        return self.predict_tables([RowSet(dataset, task, split, meta)])[0]
+
+    def predict_tables(self, sets: Sequence[RowSet]) -> list[PredictionTable]:
         """As [`TablePredictor.predict_tables`]; rows are tokenised once for all members."""
-        prepare = self.run.backend.prepare
+        prepare = self.backend.prepare
         sets = [replace(each, rows=prepare(each.rows, labelled=False, name=each.task or "dataset")) for each in sets]
         found = []
-        for member in self.members:
-            with self.active(member, settings) as predictor:
+        for member in self.ensemble.members:
+            with self.ensemble.active(member, self.settings) as predictor:
                 found.append(predictor.predict_tables(sets))
         return [combine(list(tables)) for tables in zip(*found, strict=True)]
 

@@ -44,7 +44,12 @@ def cache_folder() -> Path | None:
     return cache_dir() / "predictions"
 
 
-def model_key(checkpoints: Sequence[str], base: str | None = None, **options: Any) -> str | None:
+def model_key(
+    checkpoints: Sequence[str],
+    base: str | None = None,
+    sidecars: Sequence[tuple[str, dict[str, Any]]] | None = None,
+    **options: Any,
+) -> str | None:
     """
     A hash of all that a checkpoint (or an ensemble of several) is made of; `None` if that cannot be told.
 
@@ -53,12 +58,13 @@ def model_key(checkpoints: Sequence[str], base: str | None = None, **options: An
             Folders or Hub ids.
         base (`str`, *optional*):
             Another place of the base model than the checkpoint names.
+        sidecars (`Sequence`, *optional*):
+            Folder and sidecar of each checkpoint, if they were read before.
         options:
             Of `load_checkpoint`: `dtype`, `revision`, `quantization`.
     """
     parts: list[Any] = [checkpoint.versions(), platform.machine(), _has_gpu(), json.dumps(options, sort_keys=True)]
-    for name in checkpoints:
-        folder, config = checkpoint.load_sidecar(name, options.get("revision"))
+    for folder, config in sidecars or [checkpoint.load_sidecar(name, options.get("revision")) for name in checkpoints]:
         parts.append(_contents(Path(folder)))
         if (Path(folder) / "adapter_config.json").is_file():
             home = _base_folder(base or config.get("base_model"))

@@ -6,11 +6,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from ..commands.walks import finish, say
 from ..core import checkpoint
 from ..core.errors import UserError
+from ..core.processes import say
 from ..evaluation.item_texts import questions_path
 from ..evaluation.prediction_table import PredictionTable, combine
+from ..evaluation.reporting.run_results import finish
 from ..evaluation.runs import load_run
 
 

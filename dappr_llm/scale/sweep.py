@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..commands.walks import claim_folder
 from ..core import checkpoint
 from ..core.errors import UserError, nearest
 from ..core.recipe import Recipe, check_keys, default_name, find_recipe, load_recipe, read_yaml
 from ..evaluation.comparison import Row, compare, save_comparison
 from ..evaluation.prediction_table import PredictionTable
 from ..evaluation.runs import load_run
+from ..training.run_folder import claim_folder
 from .combine import combine_runs
 from .local_pool import Job, run_jobs, visible_devices
 

@@ -243,13 +243,13 @@ def test_mistakes_in_prediction_and_evaluation(tmp_path, capsys, monkeypatch):
 
 
 def test_score_choices_are_the_evaluators():
-    from dappr_llm.commands.main import _parser
+    from dappr_llm.commands.main import build_parser
     from dappr_llm.evaluation.evaluators import SCORES
 
     for score in SCORES:
-        assert _parser().parse_args(["evaluate", "--id", "x.npz", "--score", score]).score == score
+        assert build_parser().parse_args(["evaluate", "--id", "x.npz", "--score", score]).score == score
     with pytest.raises(SystemExit):
-        _parser().parse_args(["evaluate", "--id", "x.npz", "--score", "entrpy"])
+        build_parser().parse_args(["evaluate", "--id", "x.npz", "--score", "entrpy"])
 
 
 def test_evaluate_names_broken_rows_and_refuses_them_unless_allowed(tmp_path, capsys):

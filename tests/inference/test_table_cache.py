@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tiny import make_rows, write_rows
 
-from dappr_llm.commands import walks as commands
+from dappr_llm.commands import shared
 from dappr_llm.commands.main import main
 from dappr_llm.evaluation.prediction_table import PredictionTable
 from dappr_llm.inference import table_cache as prediction_cache
@@ -27,8 +27,8 @@ def cache(tmp_path, monkeypatch):
 def loads(monkeypatch):
     """How often a model was loaded."""
     seen = []
-    load = commands.load_predictor
-    monkeypatch.setattr(commands, "load_predictor", lambda *args, **kwargs: seen.append(args) or load(*args, **kwargs))
+    load = shared.load_predictor
+    monkeypatch.setattr(shared, "load_predictor", lambda *args, **kwargs: seen.append(args) or load(*args, **kwargs))
     return seen
 
 

@@ -1,0 +1,261 @@
+"""`dappr calibrate`: predict held-out rows, fit a decision rule on them, save it beside the weights."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import UserError
+from ..core.processes import is_main_process, say
+from . import shared
+from .shared import Sidecars
+
+if TYPE_CHECKING:
+    import argparse
+
+    from ..core.recipe import Recipe
+    from ..decisions.rule import Decision
+    from ..evaluation.prediction_table import PredictionTable
+
+EPILOG = """examples:
+  dappr calibrate runs/quickstart --task everyday --split validation --max-risk 0.05
+  dappr calibrate runs/obqa --table runs/obqa/predictions/obqa-validation.npz --alpha 0.05
+  dappr calibrate --base org/model --adapter org/lora --method ce --out runs/mine --task dev.jsonl --split dev"""
+
+_TOO_MANY_SEEN = 0.1  # more rows than this met in training: it is not a held-out set with a few duplicates
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's arguments."""
+    parser.add_argument("checkpoint", nargs="?", help="folder of a run, or Hub id")
+    parser.add_argument("--task", help="task name, .jsonl/.csv/.parquet file, or Hub dataset id; never training rows")
+    parser.add_argument("--split", default="validation", help="split of the task (default: validation)")
+    parser.add_argument("--table", help="predictions of held-out rows (.npz) instead of a task")
+    parser.add_argument("--alpha", type=float, default=0.1, help="error rate of prediction sets (default: 0.1)")
+    parser.add_argument("--max-risk", type=float, help="share of wrong answers among those given (default: 0.05)")
+    parser.add_argument("--min-coverage", type=float, help="share of questions that must be answered")
+    parser.add_argument("--confidence", type=float, default=0.95, help="certainty of the risk bound (default: 0.95)")
+    parser.add_argument("--score", default="lac", help="conformal score: lac, aps or possibility (default: lac)")
+    parser.add_argument("--abstain-on", default="auto", help="aleatoric, epistemic or auto (default: auto)")
+    parser.add_argument("--out", help="write a copy of the checkpoint here instead of changing it")
+    parser.add_argument("--adapter", help="an adapter trained elsewhere (folder or Hub id); needs --out")
+    parser.add_argument("--method", default="ce", help="with --adapter: how it is read (default: ce)")
+    parser.add_argument("--num-choices", type=int, default=4, help="with --adapter: letters it knows (default: 4)")
+    parser.add_argument("--template", help="with --adapter: its prompt, with {question} and {choices}")
+    shared.add_prediction(parser)
+
+
+@dataclass(frozen=True)
+class RuleOptions:
+    """Error rates and bounds of the decision rule; the arguments of `dappr_llm.decisions.rule.calibrate`."""
+
+    alpha: float = 0.1
+    max_risk: float | None = None
+    min_coverage: float | None = None
+    confidence: float = 0.95
+    score: str = "lac"
+    abstain_on: str = "auto"
+
+
+@dataclass(frozen=True)
+class CalibrateOptions:
+    """
+    What `dappr calibrate` is asked for.
+
+    Args:
+        checkpoint (`str`):
+            The checkpoint's folder, or a Hub id.
+        task (*optional*):
+            Held-out rows to predict.
+        split (`str`, *optional*, defaults to `"validation"`):
+            Their split.
+        table (`str`, *optional*):
+            Predictions of this checkpoint that are already there (`.npz`), instead of a task.
+        out (`str`, *optional*):
+            Write a copy of the checkpoint here; needed for one that comes from the Hub.
+        rule ([`RuleOptions`], *optional*):
+            Error rates and bounds.
+        base, data_root, batch_size, limit (*optional*):
+            As for `dappr predict`.
+    """
+
+    checkpoint: str
+    task: Any = None
+    split: str = "validation"
+    table: str | None = None
+    out: str | None = None
+    rule: RuleOptions = RuleOptions()
+    base: str | None = None
+    data_root: str | None = None
+    batch_size: int = 16
+    limit: int | None = None
+
+    @classmethod
+    def from_args(cls, args: argparse.Namespace, checkpoint: str, out: str | None) -> CalibrateOptions:
+        """From the parsed command line; with `--adapter` the checkpoint is the imported one."""
+        return cls(
+            checkpoint,
+            task=args.task,
+            split=args.split,
+            table=args.table,
+            out=out,
+            rule=RuleOptions(
+                alpha=args.alpha,
+                max_risk=args.max_risk,
+                min_coverage=args.min_coverage,
+                confidence=args.confidence,
+                score=args.score,
+                abstain_on=args.abstain_on,
+            ),
+            base=args.base,
+            data_root=args.data_root,
+            batch_size=args.batch_size,
+            limit=args.limit,
+        )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Always 0; mistakes are raised."""
+    sidecars = Sidecars([args.checkpoint] if args.checkpoint else [])
+    name, out = args.checkpoint, args.out
+    if args.adapter:
+        from ..inference.import_adapter import adopt
+
+        if name or not out:
+            raise UserError("--adapter makes a new checkpoint: give --out FOLDER, and no other checkpoint")
+        prompt = {"template": args.template.replace("\\n", "\n")} if args.template else None
+        name, out = str(adopt(args.adapter, out, args.base, args.method, args.num_choices, prompt)), None
+    elif not name:
+        raise UserError("Give a checkpoint, or an adapter trained elsewhere (--adapter, --base, --out)")
+    calibrate_checkpoint(CalibrateOptions.from_args(args, name, out), sidecars)
+    return 0
+
+
+def calibrate_checkpoint(options: CalibrateOptions, sidecars: Sidecars | None = None) -> Decision:
+    """
+    Fit the decision rule of a checkpoint and write its `decision.json`.
+
+    Args:
+        options ([`CalibrateOptions`]):
+            Checkpoint, held-out rows and bounds.
+        sidecars ([`Sidecars`], *optional*):
+            Of the checkpoint, if it was read before.
+    """
+    from ..core import checkpoint
+    from ..decisions.rule import calibrate
+    from ..inference.card import render_decision
+
+    source, config = (sidecars or Sidecars([options.checkpoint]))[options.checkpoint]
+    folder = _target(Path(source), options)
+    table = _held_out(folder, config, options)
+    fitting = table.num_options <= config["num_choices"]
+    if not fitting.all():
+        say(f"{(~fitting).sum()} rows offer more than {config['num_choices']} options and are left out")
+        table = table.select(fitting)
+    decision = calibrate(table, **vars(options.rule))
+    decision = replace(decision, weights_sha256=checkpoint.weights_hash(folder))
+    if is_main_process():
+        path = decision.save(folder)
+        say(f"{render_decision(decision)}\n\nDecision rule: {path}")
+    if decision.abstention["threshold"] is None:
+        say(
+            f"Warning: no threshold keeps the risk under {decision.abstention['max_risk']:.1%} with "
+            f"{options.rule.confidence:.0%} confidence, so the rule always abstains; raise --max-risk, or give more "
+            "rows"
+        )
+    return decision
+
+
+def _target(source: Path, options: CalibrateOptions) -> Path:
+    """The folder that gets the rule: the checkpoint's own, or a copy of it in `out`."""
+    if options.out is None:
+        if not Path(options.checkpoint).is_dir():
+            name = options.checkpoint
+            raise UserError(f"{name} is not a folder of this machine: say where to put a copy of it with --out FOLDER")
+        return source
+    target = Path(options.out)
+    if target.resolve() != source.resolve():
+        from ..decisions.rule import FILE
+
+        if target.exists() and any(target.iterdir()):
+            raise UserError(f"{target} is not empty; give another folder with --out")
+        shutil.copytree(
+            source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("checkpoint-*", ".cache", FILE)
+        )
+    return target
+
+
+def _held_out(folder: Path, config: dict[str, Any], options: CalibrateOptions) -> PredictionTable:
+    """Predictions of rows that the checkpoint was not trained on, from a table or computed now."""
+    from ..core import checkpoint
+    from ..core.recipe import load_recipe
+    from ..evaluation.prediction_table import PredictionTable
+
+    path = folder / checkpoint.RECIPE
+    if options.table is not None:
+        table = PredictionTable.load(options.table)
+        _check_table(table, config, options.table)
+        recipe = load_recipe(path) if path.is_file() else None
+        refuse_training_split(recipe, folder, table.meta.get("task"), table.meta.get("split"))
+        return table
+    if options.task is None:
+        raise UserError("Give held-out rows (--task NAME --split validation) or their predictions (--table FILE.npz)")
+    from ..inference.modality import find_task, load_rows
+
+    task, split = find_task(options.task, config["modality"]), options.split
+    recipe = load_recipe(path) if path.is_file() else None
+    refuse_training_split(recipe, folder, task.name, split)
+    # Which images are in the validation split was decided by the run's seed.
+    seed = int(recipe.train.get("seed", 42)) if recipe else 0
+    rows = load_rows(task, split, options.data_root, options.limit, seed=seed)
+    predictor = shared.load_predictor(str(folder), options.base, options.batch_size)
+    rows = without_seen(rows, predictor.backend, checkpoint.load_fingerprints(folder), task.name)
+    say(f"Predicting {task.name} ({split}, {len(rows)} rows)")
+    choices = getattr(task, "num_choices", None)
+    table = predictor.predict_table(rows, task.name, split, checkpoint=folder.name, task_num_choices=choices)
+    if is_main_process():
+        table.save(folder / checkpoint.TABLES / f"{task.name}-{split}.npz")
+    return table
+
+
+def refuse_training_split(recipe: Recipe | None, folder: Path, task: Any, split: Any) -> None:
+    """The recipe beside a checkpoint says what it was trained on: a rule fitted on that would promise too much."""
+    if recipe is None or recipe.data.train is None:
+        return
+    from ..inference.modality import find_task
+
+    data = recipe.data
+    own = find_task(data.train, "vision" if recipe.model.backbone else "text")
+    if own.name == task and data.train_split == split:
+        raise UserError(
+            f"{task}, split {split!r}, is what {folder} was trained on: calibrate on rows it has not seen, e.g. "
+            f"--split {data.validation_split or 'validation'}"
+        )
+
+
+def without_seen(rows: Any, backend: Any, trained: frozenset[str], name: str) -> Any:
+    """Leave out the rows that were trained on; refuse a set with more than a tenth of them."""
+    import numpy as np
+
+    if not trained:
+        return rows
+    prepared = backend.prepare(rows, name=name)
+    seen = np.array([mark in trained for mark in backend.fingerprints(prepared) or [""] * len(prepared)])
+    if seen.mean() > _TOO_MANY_SEEN:
+        first = prepared["id"][int(seen.argmax())]
+        raise UserError(
+            f"{seen.sum()} of {len(seen)} rows of {name} (the first is {first!r}) were trained on: calibrate on rows "
+            "that the adapter has not seen"
+        )
+    if seen.any():
+        say(f"{seen.sum()} of {len(seen)} rows were trained on and are left out")
+    return rows.select(np.flatnonzero(~seen))
+
+
+def _check_table(table: PredictionTable, config: dict[str, Any], path: str) -> None:
+    facts = {"method": config["method"]["name"], "num_choices": config["num_choices"]}
+    for key, value in facts.items():
+        if table.meta.get(key) != value:
+            raise UserError(f"{path} is not this checkpoint's: its {key} is {table.meta.get(key)!r}, not {value!r}")

@@ -1,0 +1,147 @@
+"""`dappr evaluate`: metrics in and out of distribution, from a checkpoint or from saved tables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import UserError
+from . import shared
+from .predict import TableOptions, predict
+from .shared import Sidecars
+
+if TYPE_CHECKING:
+    import argparse
+
+EPILOG = """examples:
+  dappr evaluate runs/obqa --id obqa --ood arc_c arc_e csqa
+  dappr evaluate --id runs/a/predictions/obqa-test.npz --ood runs/a/predictions/csqa-test.npz --out figures/
+  dappr evaluate runs/seed0 runs/seed1 --id obqa --ood arc_c --out runs/ensemble       (an ensemble)
+
+Answers (accuracy, NLL, ECE) are read on each item's own options. OOD scores are read on the training letters
+for both sides ("matched"); the published reading, each task on its own letters, stands beside it."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's arguments."""
+    parser.add_argument(
+        "checkpoint", nargs="*", help="folder of a run, or Hub id; several make an ensemble; none needed with tables"
+    )
+    parser.add_argument("--id", required=True, help="in-distribution task, file, or prediction table (.npz)")
+    parser.add_argument("--ood", nargs="*", default=[], help="out-of-distribution tasks, files or tables")
+    parser.add_argument("--split", default="test", help="split of every task (default: test)")
+    parser.add_argument(
+        "--out",
+        help="folder for results, tables and pictures (default: evaluations/TASKS below the checkpoint, or here "
+        "without one; a run's own results.json is replaced only if you name its folder)",
+    )
+    shared.add_metrics(parser)
+    shared.add_prediction(parser)
+    shared.add_cache(parser)
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """
+    What `dappr evaluate` is asked for.
+
+    Args:
+        id (`str`):
+            The in-distribution task, file of rows, or prediction table (`.npz`).
+        ood (`Sequence[str]`, *optional*):
+            Out-of-distribution ones.
+        out (`str`, *optional*):
+            Where to write. By default a folder below `evaluations/` of the checkpoint, named after tasks and split, so
+            that the run's own results are never replaced by others.
+        prediction ([`TableOptions`], *optional*):
+            Checkpoints and rows; no checkpoint is needed when all tasks are `.npz` tables.
+        score (`str`, *optional*, defaults to `"epistemic"`):
+            What ranks items for OOD detection.
+        resamples (`int`, *optional*, defaults to 1000):
+            Bootstrap resamples; 0 for no intervals.
+        allow_nan (`bool`, *optional*, defaults to `False`):
+            Accept saved tables with rows of NaN or Inf, as most uncertain.
+    """
+
+    id: str
+    ood: Sequence[str] = ()
+    out: str | None = None
+    prediction: TableOptions = TableOptions()
+    score: str = "epistemic"
+    resamples: int = 1000
+    allow_nan: bool = False
+
+    @classmethod
+    def from_args(cls, args: argparse.Namespace) -> EvaluateOptions:
+        """From the parsed command line."""
+        prediction = TableOptions.from_args(args)
+        return cls(args.id, args.ood, args.out, prediction, args.score, args.resamples, args.allow_nan)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Always 0; mistakes are raised."""
+    evaluate(EvaluateOptions.from_args(args))
+    return 0
+
+
+def evaluate(options: EvaluateOptions) -> dict[str, Any]:
+    """
+    Metrics in and out of distribution, from a checkpoint or from saved tables alone; returns them by key.
+
+    Args:
+        options ([`EvaluateOptions`]):
+            Tasks, checkpoints, and what to compute.
+    """
+    checkpoints = list(options.prediction.checkpoints)
+    sidecars = Sidecars(checkpoints, options.prediction.revision)  # a wrong folder is refused before slow imports
+    specs = (options.id, *options.ood)
+    missing = [spec for spec in specs if not spec.endswith(".npz")]
+    if missing and not checkpoints:
+        raise UserError(f"{missing[0]!r} is not a prediction table (.npz): give a checkpoint to predict it with")
+    if len(checkpoints) > 1 and options.out is None:
+        raise UserError("An ensemble of checkpoints has no folder of its own: say where its results go with --out")
+    from ..evaluation.prediction_table import PredictionTable
+    from ..evaluation.reporting.run_results import finish
+    from ..inference.modality import find_task
+
+    tables = {spec: PredictionTable.load(spec, options.allow_nan) for spec in specs if spec.endswith(".npz")}
+    modality = sidecars[checkpoints[0]][1]["modality"] if missing else None
+    tasks = {spec: find_task(spec, modality) for spec in missing}
+    saved = {spec: table.meta.get("task") or Path(spec).stem for spec, table in tables.items()}
+    names = {spec: saved[spec] if spec in saved else tasks[spec].name for spec in specs}
+    _refuse_twice(specs, names)
+    title = " + ".join(checkpoints)
+    folder = Path(options.out) if options.out else _folder(title, [*names.values()], options.prediction)
+    paths = {names[spec]: os.path.relpath(spec, folder) for spec in tables}
+    if missing:
+        made = predict([tasks[spec] for spec in missing], folder, options.prediction, sidecars)
+        tables |= dict(zip(missing, made, strict=True))
+    found = {names[spec]: tables[spec] for spec in specs}
+    return finish(
+        folder,
+        found,
+        title or "tables",
+        seed=tables[options.id].meta.get("seed"),
+        resamples=options.resamples,
+        score=options.score,
+        paths=paths,
+    )
+
+
+def _refuse_twice(specs: Sequence[str], names: Mapping[str, str]) -> None:
+    """Results are kept by task, so two tables of one task cannot stand side by side."""
+    seen: set[str] = set()
+    for spec in specs:
+        if names[spec] in seen:
+            raise UserError(f"{spec!r} is given twice: tables are told apart by their task, {names[spec]!r}")
+        seen.add(names[spec])
+
+
+def _folder(checkpoint: str, tasks: Sequence[str], prediction: TableOptions) -> Path:
+    """The default folder of an evaluation's results."""
+    parent = Path(checkpoint) if checkpoint and Path(checkpoint).is_dir() else Path(".")
+    label = f"{tasks[0]}-{prediction.split}" + "".join(f"+{task}" for task in tasks[1:])
+    return parent / "evaluations" / (label[:100] + (f"-first{prediction.limit}" if prediction.limit else ""))

@@ -1,0 +1,174 @@
+"""`dappr train`: train a recipe, predict its test tasks, write results."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..core.processes import is_main_process, say
+from . import shared
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
+    from ..core.recipe import Recipe
+
+EPILOG = """examples:
+  dappr train recipes/quickstart.yaml
+  dappr train obqa_smollm2/dappr --data-root data --set train.seed=3 --set method.reg_weight=1e-3
+  dappr train recipes/quickstart.yaml --resume            go on after Ctrl-C
+  dappr train obqa_mistral7b/dappr --launch multi_gpu    accelerate's launcher with a shipped setting; the same as
+  accelerate launch --config_file recipes/accelerate/multi_gpu.yaml -m dappr_llm train obqa_mistral7b/dappr"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's arguments."""
+    shared.add_recipe(parser)
+    parser.add_argument("--output-dir", help="where the run is written (default: runs/NAME)")
+    shared.add_data_root(parser)
+    parser.add_argument(
+        "--resume", nargs="?", const="auto", metavar="CHECKPOINT", help="go on from the last (or this) checkpoint"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="remove an older run from the output folder first")
+    parser.add_argument(
+        "--launch",
+        metavar="PRESET",
+        help="start accelerate's launcher: cpu_2, single_gpu, multi_gpu, fsdp2, zero2, zero3, multi_node, or a file",
+    )
+    parser.add_argument(
+        "--launch-args", default="", metavar="ARGS", help='more for the launcher, as one text: "--num_processes 8"'
+    )
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """
+    What `dappr train` is asked for.
+
+    Args:
+        recipe (`str`):
+            A YAML file, or the name of a shipped recipe.
+        overrides (`tuple[str, ...]`, *optional*):
+            Settings `section.key=value` over the recipe's own.
+        resume (`str`, *optional*):
+            `"auto"`: go on from the last checkpoint in the output folder if there is one; or a checkpoint folder.
+        overwrite (`bool`, *optional*, defaults to `False`):
+            Remove an older run from the output folder first.
+        launch (`str`, *optional*):
+            Preset or config file of accelerate's launcher; by default training runs in this process.
+        launch_args (`str`, *optional*):
+            More arguments for the launcher, as one text.
+    """
+
+    recipe: str
+    overrides: tuple[str, ...] = ()
+    resume: str | None = None
+    overwrite: bool = False
+    launch: str | None = None
+    launch_args: str = ""
+
+    @classmethod
+    def from_args(cls, args: argparse.Namespace) -> TrainOptions:
+        """From the parsed command line."""
+        output_dir = [f"train.output_dir={args.output_dir}"] if args.output_dir else []
+        settings = (*shared.overrides(args), *output_dir)
+        return cls(args.recipe, settings, args.resume, args.overwrite, args.launch, args.launch_args)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 130 for a training that was interrupted and saved."""
+    from ..core.recipe import load_recipe
+
+    options = TrainOptions.from_args(args)
+    recipe = load_recipe(options.recipe, options.overrides)  # a mistake in it is found once, not once per process
+    if options.launch:
+        from ..scale.launch import launch
+
+        return launch(options.launch, launched_arguments(options), options.launch_args)
+    return 0 if train(recipe, options.resume, options.overwrite) else 130
+
+
+def launched_arguments(options: TrainOptions) -> list[str]:
+    """The command line of `dappr` in each launched process."""
+    arguments = ["train", options.recipe, *(part for text in options.overrides for part in ("--set", text))]
+    arguments += ["--resume", options.resume] if options.resume else []
+    return arguments + (["--overwrite"] if options.overwrite else [])
+
+
+def train(recipe: Recipe, resume: str | None = None, overwrite: bool = False) -> Path | None:
+    """
+    Train a recipe, test it, write tables, results and pictures.
+
+    Args:
+        recipe (`Recipe`):
+            What to do.
+        resume, overwrite (*optional*):
+            As in [`TrainOptions`].
+
+    Returns:
+        The folder of the finished run, or `None` if training was interrupted and saved.
+    """
+    from ..core import checkpoint
+    from ..core.files import folder_lock
+    from ..evaluation.reporting.run_results import show_results
+    from ..training.run_folder import claim_folder
+
+    folder = recipe.output_dir
+    with folder_lock(folder) if is_main_process() else nullcontext():
+        if is_main_process() and claim_folder(recipe, folder, resume, overwrite):
+            say(f"{folder} holds this run already, finished; use --overwrite to train it again.")
+            show_results(folder)
+            return folder
+        if not is_main_process() and resume is not None and not overwrite and (folder / checkpoint.RESULTS).is_file():
+            return folder  # rank 0 says so; nothing is left to do
+        return _train(recipe, folder, resume)
+
+
+def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
+    # torch and its friends take seconds to import: mistakes in the recipe were found before.
+    from ..core import checkpoint
+    from ..core.data_checks import is_stream
+    from ..core.files import write_text
+    from ..evaluation.reporting.run_results import finish
+    from ..training.build import build_args, build_run, build_tests
+    from ..training.trainer import DAPPrTrainer
+    from .predict import save_tables
+
+    args = build_args(recipe)
+    id_set, ood_sets = build_tests(recipe)
+    run = build_run(recipe, args)
+    trainer = DAPPrTrainer(
+        run.model,
+        args,
+        run.train,
+        run.validation,
+        method=run.method,
+        backend=run.backend,
+        auxiliary_dataset=run.auxiliary,
+        auxiliary_share=recipe.data.auxiliary_share,
+        ood_datasets={each.task: each.rows for each in ood_sets},
+    )
+    if is_main_process():
+        write_text(folder / checkpoint.RECIPE, recipe.to_yaml())
+    size = "a stream of" if is_stream(run.train) else len(run.train)
+    say(f"Training {recipe.method['name']} on {run.task}, {size} rows, into {folder}")
+    if args.num_train_epochs or args.max_steps > 0:  # 0 epochs: test the starting adapter with this method
+        trainer.train(resume_from_checkpoint=resume)
+    if trainer.interrupt.stopped:
+        say(f"Stopped at step {trainer.state.global_step}, saved in {folder}. Continue with --resume.")
+        return None
+    trainer.save_model(str(folder), _internal_call=True)  # pushed below, once, with its results
+    sets = [each for each in (id_set, *ood_sets) if each is not None]
+    for each in sets:
+        say(f"Predicting {each.task} ({each.split}, {len(each.rows)} rows)")
+    tables = trainer.predict_tables(sets)
+    save_tables(sets, tables, folder)
+    if id_set is not None:
+        named = {each.task: table for each, table in zip(sets, tables, strict=True)}
+        finish(folder, named, recipe.name, seed=trainer.args.seed)
+    if trainer.args.push_to_hub:
+        pushed = trainer.push_saved(str(folder))
+        say(f"Published: {pushed.url if pushed else ''}")
+    return folder

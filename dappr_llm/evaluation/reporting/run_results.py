@@ -1,0 +1,118 @@
+"""What runs, evaluations and ensembles write from their prediction tables: results.json, pictures, a printed table."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...core import checkpoint
+from ...core.errors import UserError
+from ...core.processes import is_main_process, say
+from ..bootstrap import RESAMPLES, bootstrap
+from ..evaluators import evaluate_tables
+from ..item_texts import save_questions
+from ..prediction_table import PredictionTable
+from ..results import load_results_file, save_results
+from . import figures
+
+
+def finish(
+    folder: Path,
+    tables: Mapping[str, PredictionTable],
+    title: str,
+    *,
+    seed: int | None = None,
+    resamples: int = RESAMPLES,
+    score: str = "epistemic",
+    paths: Mapping[str, str] | None = None,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """
+    Compute the metrics of prediction tables; rank 0 writes them with pictures and prints them.
+
+    Args:
+        folder (`Path`):
+            Where to write.
+        tables (`Mapping[str, PredictionTable]`):
+            By task; the first one is in-distribution, the others are out-of-distribution.
+        title (`str`):
+            A line above the printed table.
+        seed (`int`, *optional*):
+            The run's, for the record.
+        resamples (`int`, *optional*, defaults to 1000):
+            Bootstrap resamples of the intervals; 0 for no intervals.
+        score (`str`, *optional*, defaults to `"epistemic"`):
+            The uncertainty that ranks items for OOD detection.
+        paths (`Mapping[str, str]`, *optional*):
+            Where tables are kept, by task, if not among the folder's own predictions.
+        quiet (`bool`, *optional*, defaults to `False`):
+            Write, but print nothing.
+
+    Returns:
+        `dict`: The metrics by key, on every rank.
+    """
+    (_, id_table), *ood = tables.items()
+    results = evaluate_tables(id_table, dict(ood), score)
+    if not is_main_process():
+        return results
+    _name_nan_rows(tables)
+    intervals = bootstrap(id_table, dict(ood), resamples, score=score) if resamples else {}
+    meta = {**_facts(tables, paths or {}, resamples), "seed": seed, "score": score}
+    save_results(results, meta, folder / checkpoint.RESULTS, intervals)
+    pictures = _draw(folder, id_table, dict(ood))
+    if not quiet:
+        say("\n" + figures.render_results(results, title, intervals))
+        say(f"\nModel, tables and results: {folder}" + (f"\nPictures: {pictures}" if pictures else ""))
+    return results
+
+
+def _facts(tables: Mapping[str, PredictionTable], paths: Mapping[str, str], resamples: int) -> dict[str, Any]:
+    """What results.json says about its tables and how it was made."""
+    id_name, *ood = tables
+    facts = tables[id_name].meta
+    own = {name: f"{checkpoint.TABLES}/{name}-{table.meta.get('split')}.npz" for name, table in tables.items()}
+    return {
+        "id": id_name,
+        "ood": ood,
+        "split": facts.get("split"),
+        "method": facts.get("method"),
+        "options": facts.get("options"),
+        "tables": {**own, **paths},
+        "intervals": {"kind": "bootstrap", "level": 0.95, "resamples": resamples, "seed": 0} if resamples else None,
+        "command": " ".join(["dappr", *sys.argv[1:]]),
+        "versions": checkpoint.versions(),
+    }
+
+
+def show_results(folder: Path) -> None:
+    """Print the metrics of a finished run."""
+    content = load_results_file(folder / checkpoint.RESULTS)
+    say(figures.render_results(content.results, folder.name, content.intervals))
+
+
+def save_table(table: PredictionTable, rows: Any, path: Path) -> None:
+    """Write a table (`.npz` or `.parquet`), and beside it the texts of its items, which reports show."""
+    table.to_parquet(path) if path.suffix == ".parquet" else table.save(path)
+    if "question" in getattr(rows, "column_names", ()):  # images have no text
+        save_questions(rows, path)
+
+
+def _name_nan_rows(tables: Mapping[str, PredictionTable]) -> None:
+    for name, table in tables.items():
+        if table.nan_rows.any():
+            named = ", ".join(table.ids[table.nan_rows][:3])
+            say(f"{name}: {table.nan_rows.sum()} rows hold NaN or Inf (first: {named}) and rank as most uncertain")
+
+
+def _draw(folder: Path, id_table: PredictionTable, ood: dict[str, PredictionTable]) -> str:
+    """Draw the pictures; returns their paths as text, empty if matplotlib is missing."""
+    pictures = [folder / "reliability.png", folder / "alpha0.png"]
+    try:
+        figures.plot_reliability(id_table, pictures[0])
+        figures.plot_alpha0(id_table, ood, pictures[1])
+    except UserError as error:  # metrics are worth more than pictures: say what is missing and go on
+        say(f"No pictures: {error}")
+        return ""
+    return ", ".join(map(str, pictures))

@@ -1,0 +1,100 @@
+"""The output folder of a run: free, holding this very run, or another one. No torch."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..core import checkpoint, manifest
+from ..core.errors import UserError
+from ..core.files import LOCK, remove_leftovers
+from ..core.recipe import Recipe, load_recipe
+
+# Settings of the train section that change speed, logging or places but not the trained weights: a run may be resumed
+# with other values.
+_NOT_IDENTITY = {
+    "output_dir",
+    "resume_from_checkpoint",
+    "logging_steps",
+    "disable_tqdm",
+    "report_to",
+    "save_total_limit",
+    "packing",
+    "share_prefix",
+    "eval_tokens",
+    "trunk_cache",
+}
+
+
+def claim_folder(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) -> bool:
+    """
+    Make sure that the output folder is free or holds a run of this recipe.
+
+    Args:
+        recipe (`Recipe`):
+            The run that wants the folder.
+        folder (`Path`):
+            Its output folder; leftovers of interrupted writes are removed from it.
+        resume (`str`, *optional*):
+            As `--resume`; `None` refuses a folder that already holds this run.
+        overwrite (`bool`):
+            Remove an older run first, whatever its recipe.
+
+    Returns:
+        `bool`: Whether the run in the folder is this one and finished.
+    """
+    remove_leftovers(folder)
+    if not folder.exists() or not any(entry.name != LOCK for entry in folder.iterdir()):
+        return False
+    path = folder / checkpoint.RECIPE
+    if not path.is_file():
+        raise UserError(f"{folder} is not empty and holds no run of ours; choose another train.output_dir")
+    if overwrite:
+        _remove_run(folder)
+        return False
+    difference = _difference(_identity(load_recipe(path)), _identity(recipe))
+    if difference:
+        raise UserError(
+            f"{folder} holds another run ({difference}); choose another train.output_dir, or pass --overwrite"
+        )
+    if resume is None:
+        raise UserError(
+            f"{folder} holds this run already: pass --resume to go on with it, or --overwrite to start anew"
+        )
+    return (folder / checkpoint.RESULTS).is_file()
+
+
+def _remove_run(folder: Path) -> None:
+    for entry in (*folder.glob("checkpoint-*"), folder / checkpoint.TABLES):
+        shutil.rmtree(entry, ignore_errors=True)
+    # The recipe last: without it the folder would not be recognised as a run after an interruption.
+    files = ("decision.json", "adapter_model.safetensors", manifest.NAME, "model.safetensors", checkpoint.RECIPE)
+    for name in (checkpoint.RESULTS, *files):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _identity(recipe: Recipe) -> dict[str, Any]:
+    """The settings that decide what is trained, by dotted key."""
+    values = asdict(recipe)
+    values["train"] = {k: v for k, v in values["train"].items() if k not in _NOT_IDENTITY}
+    values["data"].pop("root")
+    return _flat({k: v for k, v in values.items() if k not in ("name", "description")})
+
+
+def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(values, dict):
+        return {prefix: values}
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _flat(value, f"{prefix}.{key}" if prefix else str(key))
+    return found
+
+
+def _difference(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """The first setting in which two runs differ, in words; empty if there is none."""
+    for key in sorted(old.keys() | new.keys()):
+        if old.get(key) != new.get(key):
+            return f"its {key} is {old.get(key)!r}, now {new.get(key)!r}"
+    return ""
