@@ -289,15 +289,6 @@ def test_a_damaged_checkpoint_is_refused(recipe, tmp_path, capsys):
     assert not (tmp_path / "x.npz").exists()
 
 
-@pytest.mark.parametrize("verb", ["train", "predict", "evaluate", "report", "audit", "recipes"])
-def test_help_of_every_verb_shows_an_example(verb, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main([verb, "--help"])
-    assert stop.value.code == 0
-    printed = capsys.readouterr().out
-    assert "examples:" in printed and f"dappr {verb}" in printed
-
-
 def test_recipes_are_listed(capsys):
     assert main(["recipes"]) == 0
     printed = capsys.readouterr().out

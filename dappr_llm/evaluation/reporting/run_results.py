@@ -59,7 +59,7 @@ def finish(
         return results
     _name_nan_rows(tables)
     intervals = bootstrap(id_table, dict(ood), resamples, score=score) if resamples else {}
-    meta = {**_facts(tables, paths or {}, resamples), "seed": seed, "score": score}
+    meta = _facts(tables, seed=seed, score=score, resamples=resamples, paths=paths or {})
     save_results(results, meta, folder / checkpoint.RESULTS, intervals)
     pictures = _draw(folder, id_table, dict(ood))
     if not quiet:
@@ -68,7 +68,9 @@ def finish(
     return results
 
 
-def _facts(tables: Mapping[str, PredictionTable], paths: Mapping[str, str], resamples: int) -> dict[str, Any]:
+def _facts(
+    tables: Mapping[str, PredictionTable], *, seed: int | None, score: str, resamples: int, paths: Mapping[str, str]
+) -> dict[str, Any]:
     """What results.json says about its tables and how it was made."""
     id_name, *ood = tables
     facts = tables[id_name].meta
@@ -79,6 +81,8 @@ def _facts(tables: Mapping[str, PredictionTable], paths: Mapping[str, str], resa
         "split": facts.get("split"),
         "method": facts.get("method"),
         "options": facts.get("options"),
+        "seed": seed,
+        "score": score,
         "tables": {**own, **paths},
         "intervals": {"kind": "bootstrap", "level": 0.95, "resamples": resamples, "seed": 0} if resamples else None,
         "command": " ".join(["dappr", *sys.argv[1:]]),
