@@ -6,8 +6,9 @@ import benchlib
 import numpy as np
 import torch
 
+from dappr_llm.core.outputs import as_outputs
 from dappr_llm.core.recipe import Recipe
-from dappr_llm.inference.passes import as_outputs, read_rows
+from dappr_llm.inference.stochastic_passes import read_passes
 from dappr_llm.methods import Progress, get_method
 from dappr_llm.training.memory import kept_bytes
 from dappr_llm.vision.build import build_model, build_task
@@ -77,7 +78,7 @@ class Workload:
         """Forward and reading, as often as the method passes."""
         self.model.eval()
         batch = {"pixel_values": self.pixels[: self.rows]}
-        self.method.predict(as_outputs(read_rows(self.backend, self.model, batch, self.method.passes)))
+        self.method.predict(as_outputs(read_passes(self.backend, self.model, batch, self.method.passes)))
 
     def saved_bytes(self) -> int:
         """Bytes that one step keeps for its backward pass, weights not counted twice: the same on every device."""

@@ -22,6 +22,7 @@ from dappr_llm.vision.data.catalogue import CORRUPTIONS, SEVERITIES
 
 def tables_of(folder: Path, names: list[str], args: argparse.Namespace) -> dict[str, PredictionTable]:
     found = {}
+    predictor = None
     for name in names:
         path = folder / "shift" / f"{name.replace('/', '_')}.npz"
         if not path.is_file():

@@ -37,14 +37,15 @@ def test_the_readmes_loss_example_runs():
 
 
 def test_the_readmes_own_data_recipe_loads(tmp_path):
-    from dappr_llm.inference import loading as run
+    from dappr_llm.text.build import build_lora
     from dappr_llm.text.data.tasks import get_task
+    from dappr_llm.training import build as run
 
     path = tmp_path / "my.yaml"
     path.write_text(blocks(ROOT / "README.md", "yaml")[0])
     recipe = load_recipe(path)
     run.build_method(recipe)
-    run.build_lora(recipe)
+    build_lora(recipe)
     run.build_args(recipe)
     assert get_task(recipe.data.train).name == "exam"
 

@@ -25,7 +25,17 @@ MAY_IMPORT = {
 MODALITIES = {"text", "vision"}
 # The only files that choose between text and vision: the first for those who read, the second for those who train.
 CHOOSE = {"inference/modality.py", "training/build.py"}
-HEAVY = {"torch", "transformers", "peft", "datasets", "accelerate", "timm", "bitsandbytes", "matplotlib", "torchvision"}
+HEAVY = {
+    "torch",
+    "transformers",
+    "peft",
+    "datasets",
+    "accelerate",
+    "timm",
+    "bitsandbytes",
+    "matplotlib",
+    "torchvision",
+}
 # Nothing in these may need torch, not even inside a function.
 NEVER_TORCH = {"evaluation", "decisions"}
 

@@ -188,8 +188,7 @@ def predict(
         sidecars ([`Sidecars`], *optional*):
             Of these checkpoints, if they were read before.
     """
-    from ..core import checkpoint
-    from ..evaluation.reporting.run_results import save_table
+    from ..inference.batching import RowSet
     from ..inference.modality import find_task, load_rows
     from ..inference.table_cache import as_options, cached_tables, model_key
 
@@ -199,7 +198,8 @@ def predict(
     sets = []
     for task in (find_task(spec, config["modality"]) for spec in tasks):
         rows = load_rows(task, split, options.data_root, options.limit, labelled=False, plain=True)
-        sets.append(row_set(rows, task, split, Path(folder).name))
+        say(f"Predicting {task.name} ({split}, {len(rows)} rows)")
+        sets.append(RowSet.of_task(rows, task, split, Path(folder).name))
     quantization = {"load_in_4bit": True} if options.load_in_4bit else None
     loading = {"revision": options.revision, "quantization": quantization}
     tables = cached_tables(
@@ -208,43 +208,26 @@ def predict(
         model=lambda: model_key(names, options.base, [sidecars[name] for name in names], **as_options(loading)),
         cache=options.cache,
     )
-    is_file = out.suffix in (".npz", ".parquet")
-    for each, table in zip(sets, tables, strict=True) if is_main_process() else ():
-        save_table(table, each.rows, out if is_file else out / checkpoint.TABLES / f"{each.task}-{split}.npz")
+    save_tables(sets, tables, out)
     return tables
 
 
-def predict_tests(predictor: Any, folder: Path, id_rows: Any, ood_rows: list[Any]) -> dict[str, PredictionTable]:
+def save_tables(sets: Sequence[RowSet], tables: Sequence[PredictionTable], out: Path) -> None:
     """
-    Predict the test tasks of a run, all in one pass, and save their tables.
+    Write prediction tables, and beside them their items' texts; on rank 0 only.
 
     Args:
-        predictor (`DAPPrTrainer`):
-            Has `predict_tables`.
-        folder (`Path`):
-            The run.
-        id_rows, ood_rows:
-            Split, rows and task of the in-distribution test (or `None`) and of each out-of-distribution test.
+        sets, tables:
+            The rows and their tables.
+        out (`Path`):
+            A run's folder, or for one table a file (`.npz`, `.parquet`).
     """
     from ..core import checkpoint
     from ..evaluation.reporting.run_results import save_table
 
-    named = ([id_rows] if id_rows else []) + ood_rows
-    sets = [row_set(rows, task, split, folder.name) for split, rows, task in named]
-    tables = dict(zip((each.task for each in sets), predictor.predict_tables(sets), strict=True))
-    if is_main_process():
-        for each in sets:
-            save_table(tables[each.task], each.rows, folder / checkpoint.TABLES / f"{each.task}-{each.split}.npz")
-    return tables
-
-
-def row_set(rows: Any, task: Any, split: str, checkpoint_name: str) -> RowSet:
-    """Rows with what their prediction table is called; says that they will be predicted."""
-    from ..inference.batching import RowSet
-
-    say(f"Predicting {task.name} ({split}, {len(rows)} rows)")
-    choices = getattr(task, "num_choices", None) or None
-    return RowSet(rows, task.name, split, {"checkpoint": checkpoint_name, "task_num_choices": choices})
+    is_file = out.suffix in (".npz", ".parquet")
+    for each, table in zip(sets, tables, strict=True) if is_main_process() else ():
+        save_table(table, each.rows, out if is_file else out / checkpoint.TABLES / f"{each.task}-{each.split}.npz")
 
 
 def answer(task: Any, options: AnswerOptions) -> int:

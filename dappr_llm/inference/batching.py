@@ -26,6 +26,12 @@ class RowSet:
     split: str = ""
     meta: dict[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def of_task(cls, rows: Any, task: Any, split: str, checkpoint: str) -> RowSet:
+        """Rows of a declared task, with what their table says of it; `checkpoint` is the name of the run."""
+        choices = getattr(task, "num_choices", None)  # tasks of images have none of their own
+        return cls(rows, task.name, split, {"checkpoint": checkpoint, "task_num_choices": choices})
+
 
 class JoinedRows:
     """

@@ -151,7 +151,6 @@ def plan_model(
     recipe: Recipe,
     args: Any,
     method: Method,
-    lora: Any,
     config: str | None = None,
     rows: int | None = None,
     length: int | None = None,
@@ -166,17 +165,16 @@ def plan_model(
             Its training arguments.
         method (`Method`):
             Its method.
-        lora (`LoraConfig`):
-            Its adapter, for text.
         config, rows, length (*optional*):
             As in `scale.plan.plan`.
     """
     from ..vision.build import is_image_recipe
 
     if not is_image_recipe(recipe):
+        from ..text.build import build_lora
         from ..text.plan_model import plan_text
 
-        return plan_text(recipe, lora, length or args.max_length, config)
+        return plan_text(recipe, build_lora(recipe), length or args.max_length, config)
     from ..vision.plan_model import plan_images
 
     if config is not None or length is not None:

@@ -153,12 +153,12 @@ def plan(
         length (`int`, *optional*):
             Tokens per prompt; by default the most that are allowed.
     """
-    from ..inference.loading import build_args, build_lora, build_method
     from ..inference.modality import plan_model
+    from ..training.build import build_args, build_method
 
     args = build_args(recipe)
     method = build_method(recipe)
-    planned = plan_model(recipe, args, method, build_lora(recipe), config, rows, length)
+    planned = plan_model(recipe, args, method, config, rows, length)
     batch, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
     sizes = measure(planned, batch)
     rows = rows or planned.rows or _rows(recipe)
@@ -218,10 +218,10 @@ def _auxiliary_rows(recipe: Recipe, rows: int) -> int:
 
 def _rows(recipe: Recipe) -> int:
     """Training rows, counted where they are at hand."""
-    from ..inference.loading import build_data
+    from ..training.build import build_rows
 
     try:
-        return len(build_data(recipe)[0])
+        return len(build_rows(recipe)[0])
     except UserError as error:
         raise UserError(f"{error} (or say how many training rows there are: --rows N)") from None
 

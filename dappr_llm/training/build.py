@@ -61,9 +61,15 @@ def build_run(recipe: Recipe, args: DAPPrConfig) -> TrainingRun:
     method, build = build_method(recipe), _modality(recipe)
     task = build.build_task(recipe)
     train, validation = build.build_data(recipe, task, args.seed)
-    auxiliary = _load_auxiliary(recipe, method, task, args.seed)
+    auxiliary = load_auxiliary(recipe, method, task, args.seed)
     model, backend = build.build_model(recipe, task, train, method, args)
     return TrainingRun(method, model, backend, task.name, train, validation, auxiliary)
+
+
+def build_rows(recipe: Recipe, seed: int = 0) -> tuple[Any, Any]:
+    """Training and validation rows of a recipe, without its model."""
+    build = _modality(recipe)
+    return build.build_data(recipe, build.build_task(recipe), seed)
 
 
 def _modality(recipe: Recipe) -> Any:
@@ -98,7 +104,7 @@ def from_objects(
     return text_from_objects(model, processing_class, args, method, peft_config, quantization_config)
 
 
-def _load_auxiliary(recipe: Recipe, method: Method, own: Any, seed: int) -> Any:
+def load_auxiliary(recipe: Recipe, method: Method, own: Any, seed: int) -> Any:
     """Rows of the auxiliary task, or noise images, for a method that learns from them; `own`: the training task."""
     if recipe.data.auxiliary is None and "auxiliary_rows" not in method.needs:
         return None
@@ -122,17 +128,12 @@ def build_tests(recipe: Recipe) -> tuple[RowSet | None, list[RowSet]]:
     id_set = None
     if data.test_split:
         rows = load_rows(own, data.test_split, data.root, data.max_test_samples)
-        id_set = _row_set(rows, own, data.test_split, recipe)
+        id_set = RowSet.of_task(rows, own, data.test_split, recipe.output_dir.name)
     ood: list[RowSet] = []
     for spec in data.ood:
         task = find_task(spec, modality)
         if task.name in [each.task for each in ood] or task.name == own.name:
             raise UserError(f"{recipe.name}: data.ood names {task.name!r} twice, or it is the training task")
         rows = load_rows(task, data.ood_split, data.root, data.max_test_samples, labelled=False)
-        ood.append(_row_set(rows, task, data.ood_split, recipe))
+        ood.append(RowSet.of_task(rows, task, data.ood_split, recipe.output_dir.name))
     return id_set, ood
-
-
-def _row_set(rows: Any, task: Any, split: str, recipe: Recipe) -> RowSet:
-    meta = {"checkpoint": recipe.output_dir.name, "task_num_choices": getattr(task, "num_choices", None)}
-    return RowSet(rows, task.name, split, meta)

@@ -192,8 +192,9 @@ class DAPPrTrainer(AtomicCheckpoints, Trainer):
         labels = inputs.pop("labels")
         outputs = self.backend.read(model, inputs)
         progress = training_progress(self)
-        groups = inputs.get("option_rows") or option_rows([self.backend.num_choices] * len(labels))
-        terms, logged = row_losses(self.method, self.backend.num_choices, outputs, labels, groups, progress)
+        num_choices = self.backend.num_choices or 0  # settled by the first rows
+        groups = inputs.get("option_rows") or option_rows([num_choices] * len(labels))
+        terms, logged = row_losses(self.method, num_choices, outputs, labels, groups, progress)
         weights = inputs.get("loss_weights")  # of each row, where the last batch was padded with repeats
         per_row: Any = sum(terms.values())
         loss = per_row.mean() if weights is None else (per_row * weights).sum()

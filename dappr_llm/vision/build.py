@@ -13,7 +13,6 @@ from ..core.recipe import Recipe, check_keys
 from ..methods import Method
 
 if TYPE_CHECKING:
-
     from ..training.config import DAPPrConfig
     from .backend import ImageBackend
     from .data.rows import ImageRows

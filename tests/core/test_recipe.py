@@ -233,13 +233,14 @@ def test_shipped_recipes_are_described():
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_recipe_builds(name):
     """All sections reach their real classes: method, LoraConfig, DAPPrConfig, tasks."""
-    from dappr_llm.inference import loading as run
     from dappr_llm.inference.modality import find_task
+    from dappr_llm.text.build import build_lora
+    from dappr_llm.training import build as run
 
     recipe = load_recipe(name)
     recipe.train.pop("bf16", None)  # refused without a GPU
     run.build_method(recipe)
-    run.build_lora(recipe)
+    build_lora(recipe)
     run.build_args(recipe)
     for task in (recipe.data.train, *recipe.data.ood):
         find_task(task, "vision" if recipe.model.backbone else "text")
@@ -269,12 +270,13 @@ def test_launch_files_are_read_by_accelerate(path):
      ("train: {eval_strategy: sometimes}", "train section is not valid"), ("method: {name: daper}", "'dappr'")],
 )  # fmt: skip
 def test_sections_are_checked_against_their_classes(tmp_path, section, words):
-    from dappr_llm.inference import loading as run
+    from dappr_llm.text.build import build_lora
+    from dappr_llm.training import build as run
 
     recipe = load_recipe(write(tmp_path / "r.yaml", f"data: {{train: obqa}}\n{section}\n"))
     with pytest.raises(UserError, match=words):
         run.build_method(recipe)
-        run.build_lora(recipe)
+        build_lora(recipe)
         run.build_args(recipe)
 
 

@@ -310,7 +310,7 @@ def test_mistral_recipes_adapter_is_small_and_its_keys_are_vllms():
     from transformers import MistralConfig, MistralForCausalLM
 
     from dappr_llm.core.recipe import load_recipe
-    from dappr_llm.inference.loading import build_lora
+    from dappr_llm.text.build import build_lora
 
     with torch.device("meta"):
         model = MistralForCausalLM(MistralConfig())  # transformers' defaults are Mistral-7B-v0.1's

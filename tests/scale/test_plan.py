@@ -114,12 +114,12 @@ def test_a_config_file_is_enough_and_a_missing_one_is_named(tmp_path, monkeypatc
 
 def test_an_image_recipes_figures_are_those_of_its_real_model(capsys):
     from dappr_llm.core.recipe import load_recipe
-    from dappr_llm.inference.loading import build, build_args
+    from dappr_llm.training.build import build_args, build_run
 
     assert main(["plan", "digits/dappr", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     recipe = load_recipe("digits/dappr")
-    real = build(recipe, build_args(recipe))
+    real = build_run(recipe, build_args(recipe))
     parameters = sum(p.numel() for p in real.model.parameters())
     assert found["sizes"]["parameters"] == found["sizes"]["trainable"] == parameters
     assert found["model"] == "convnet" and found["example"] == [1, 8, 8] and found["batch"] == 32

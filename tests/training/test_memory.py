@@ -118,14 +118,14 @@ def test_auto_checkpoints_only_if_memory_asks_for_it(tmp_path, tokenizer, lora, 
 def test_auto_on_images(tmp_path, monkeypatch, caplog):
     """Nothing to turn on there: the warning says what else helps."""
     from dappr_llm.core.recipe import load_recipe
-    from dappr_llm.inference.loading import build
-    from dappr_llm.inference.loading import build_args as arguments
+    from dappr_llm.training.build import build_args as arguments
+    from dappr_llm.training.build import build_run
 
     settings = {"gradient_checkpointing": "auto", "output_dir": tmp_path, "eval_strategy": "no"}
     settings |= {"load_best_model_at_end": "false", "eval_every_epochs": "null", "save_strategy": "no"}
     recipe = load_recipe("digits/dappr", [f"train.{key}={value}" for key, value in settings.items()])
     args = arguments(recipe)
-    run = build(recipe, args)
+    run = build_run(recipe, args)
     trainer = DAPPrTrainer(run.model, args, run.train, method=run.method, backend=run.backend)
     state = {name: value.clone() for name, value in run.model.state_dict().items()}
     monkeypatch.setattr(stepping, "free_bytes", lambda device: 1 << 10)

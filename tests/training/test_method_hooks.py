@@ -9,9 +9,10 @@ from tiny import make_rows
 from training_runs import build as build_text
 
 from dappr_llm import DAPPrConfig, DAPPrTrainer, UserError
-from dappr_llm.inference.loading import build, build_args, load_auxiliary, load_checkpoint
+from dappr_llm.inference.loading import load_checkpoint
 from dappr_llm.methods import METHODS, Progress, get_method
 from dappr_llm.training.auxiliary_rows import MixedRows
+from dappr_llm.training.build import build_args, build_run, load_auxiliary
 from dappr_llm.training.callbacks.method_hooks import collect_features, head_of
 from dappr_llm.vision.backend import ImageBackend
 from dappr_llm.vision.data.images import ArrayImages
@@ -276,16 +277,16 @@ def test_a_recipe_names_its_auxiliary_task(recipe, tmp_path):
     path.write_text("".join(json.dumps({k: v for k, v in row.items() if v}) + "\n" for row in other_rows()))
     method = "method={name: rkl_pn}"
     found = load_recipe(recipe, [method, f"data.auxiliary={path}", "data.auxiliary_share=0.2"])
-    run = build(found, build_args(found))
+    run = build_run(found, build_args(found))
     assert len(run.auxiliary) == 16 and set(run.auxiliary["label"]) == {-1}
     same = load_recipe(recipe, [method, f"data.auxiliary={tmp_path / 'other.jsonl'}"])
     with pytest.raises(UserError, match="'other', which is also an OOD test task"):
-        build(same, build_args(same))
+        build_run(same, build_args(same))
     with pytest.raises(UserError, match="data.auxiliary"):
-        build(load_recipe(recipe, [method]), build_args(found))
+        build_run(load_recipe(recipe, [method]), build_args(found))
     heads = load_recipe(recipe, ["method={name: duq}"])
     with pytest.raises(UserError, match="'duq' needs after_step, features, input_grad"):
-        build(heads, build_args(heads))
+        build_run(heads, build_args(heads))
 
 
 def test_noise_is_the_auxiliary_task_of_images():

@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
-from dappr_llm.inference.passes import dropout_on, seeded
 from peft import LoraConfig
 from tiny import make_rows
 from training_runs import build
 
 from dappr_llm import UserError, load_checkpoint
+from dappr_llm.inference.stochastic_passes import dropout_on, seeded
 from dappr_llm.methods import get_method, served_by
 
 

@@ -119,7 +119,7 @@ def test_the_card_of_an_image_model(run_folder):
 @pytest.mark.parametrize("method", LOGITS_ONLY)
 def test_every_method_trains_on_images(method, tmp_path):
     """Two steps, finite losses; the saved model predicts what the trained one did."""
-    from dappr_llm.inference.loading import build, build_args
+    from dappr_llm.training.build import build_args, build_run
 
     overrides = [
         f"method={{name: {method}}}", f"train.output_dir={tmp_path}", "data.max_train_samples=64",
@@ -128,7 +128,7 @@ def test_every_method_trains_on_images(method, tmp_path):
     ]  # fmt: skip
     recipe = load_recipe("digits/dappr", overrides)
     args = build_args(recipe)
-    run = build(recipe, args)
+    run = build_run(recipe, args)
     trainer = DAPPrTrainer(run.model, args, run.train, run.validation, method=run.method, backend=run.backend)
     trainer.train()
     assert np.isfinite(trainer.evaluate()["eval_loss"])
@@ -140,19 +140,19 @@ def test_every_method_trains_on_images(method, tmp_path):
 
 
 def test_another_methods_reading_of_trained_weights(trained, tmp_path):
-    from dappr_llm.inference.loading import build, build_args
+    from dappr_llm.training.build import build_args, build_run
 
     overrides = [f"model.adapter={trained}", "method={name: edl}", f"train.output_dir={tmp_path}"]
     recipe = load_recipe("digits/dappr", overrides)
-    model = build(recipe, build_args(recipe)).model
+    model = build_run(recipe, build_args(recipe)).model
     assert torch.equal(model.classifier.weight.cpu(), load_checkpoint(trained, device="cpu").model.classifier.weight)
     with pytest.raises(UserError, match="model.safetensors"):
         bad = load_recipe("digits/dappr", [*overrides, f"model.adapter={tmp_path}"])
-        build(bad, build_args(bad))
+        build_run(bad, build_args(bad))
 
 
 def test_images_without_a_backbone_are_refused():
-    from dappr_llm.inference.loading import test_tasks as read_tasks
+    from dappr_llm.training.build import build_tests as read_tasks
 
     with pytest.raises(UserError, match="model.backbone"):
         read_tasks(load_recipe("digits/dappr", ["model.backbone=null"]))
@@ -179,7 +179,7 @@ def test_the_models_of_all_recipes_can_be_built(name):
     """Without memory (meta), but with the real classes: backbone, stem, options, dense layers, method."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
-    from dappr_llm.inference.loading import build_args, build_method
+    from dappr_llm.training.build import build_args, build_method
     from dappr_llm.vision.build import build_model, build_task
     from dappr_llm.vision.data.images import ArrayImages
     from dappr_llm.vision.data.rows import ImageRows

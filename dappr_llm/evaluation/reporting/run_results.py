@@ -16,6 +16,7 @@ from ..item_texts import save_questions
 from ..prediction_table import PredictionTable
 from ..results import load_results_file, save_results
 from . import figures
+from .text_tables import render_results
 
 
 def finish(
@@ -63,7 +64,7 @@ def finish(
     save_results(results, meta, folder / checkpoint.RESULTS, intervals)
     pictures = _draw(folder, id_table, dict(ood))
     if not quiet:
-        say("\n" + figures.render_results(results, title, intervals))
+        say("\n" + render_results(results, title, intervals))
         say(f"\nModel, tables and results: {folder}" + (f"\nPictures: {pictures}" if pictures else ""))
     return results
 
@@ -93,7 +94,7 @@ def _facts(
 def show_results(folder: Path) -> None:
     """Print the metrics of a finished run."""
     content = load_results_file(folder / checkpoint.RESULTS)
-    say(figures.render_results(content.results, folder.name, content.intervals))
+    say(render_results(content.results, folder.name, content.intervals))
 
 
 def save_table(table: PredictionTable, rows: Any, path: Path) -> None:

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from dappr_llm import DAPPrConfig, DAPPrTrainer, UserError
 from dappr_llm.text.packing import layout as packing
-from dappr_llm.text.packing.frozen_layers import TrunkCache
+from dappr_llm.text.packing.frozen_layers import FrozenLayers
 
 
 def build_model(seed=0):
@@ -112,7 +112,7 @@ def test_states_survive_a_half_written_file(tmp_path, tokenizer):
     trunk = trainer.backend.trunk
     trunk.flush()
     (trunk.folder / "killed.bin").write_bytes(b"half")  # no index yet: as if it were not there
-    again = TrunkCache(trainer.model, tmp_path / "trunk")
+    again = FrozenLayers(trainer.model, tmp_path / "trunk")
     rows = [[5, 6, 7], [5, 6, 9, 9]]
     plan = packing.layout(rows)
     states = again.states(rows, plan)
@@ -128,8 +128,8 @@ def test_states_of_rows_with_a_common_beginning_are_each_row_s_own(tmp_path, tok
     def states(cache, rows):
         return cache.states(rows, packing.layout(rows, share=False))[0].split([len(row) for row in rows])
 
-    together = states(TrunkCache(trainer.model, tmp_path / "one"), rows)
-    alone = TrunkCache(trainer.model, tmp_path / "two")
+    together = states(FrozenLayers(trainer.model, tmp_path / "one"), rows)
+    alone = FrozenLayers(trainer.model, tmp_path / "two")
     for row, found in zip(rows, together, strict=True):
         assert torch.allclose(found, states(alone, [row])[0], atol=1e-5)
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dappr_llm import DAPPrConfig, DAPPrTrainer
-from dappr_llm.inference.passes import read_rows
+from dappr_llm.inference.stochastic_passes import read_passes
 from dappr_llm.methods import dirichlet, get_method
 from dappr_llm.text.backend import TextBackend
 from dappr_llm.text.model_reader import read_padded
@@ -333,7 +333,7 @@ def test_stochastic_passes_share_no_masks(tokenizer, lora, packed):
     backend = backend_of(model, tokenizer, "mc_dropout", packing=packed)
     prepared = list(backend.prepare(make_rows(1) * 4))  # one question, four times
     with torch.no_grad():
-        logits = read_rows(backend, model, backend.collate(prepared), passes=5)
+        logits = read_passes(backend, model, backend.collate(prepared), passes=5)
     assert logits.shape == (4, 5, 4)
     flat = logits.flatten(0, 1)
     assert (torch.pdist(flat) > 1e-6).all()
@@ -341,7 +341,7 @@ def test_stochastic_passes_share_no_masks(tokenizer, lora, packed):
 
 @pytest.mark.parametrize("limit", [1, 10**6])  # passes one after the other, and all side by side
 def test_stochastic_passes_are_computed_without_padding(tokenizer, lora, monkeypatch, limit):
-    monkeypatch.setattr("dappr_llm.inference.passes._PASS_NUMBERS", limit)
+    monkeypatch.setattr("dappr_llm.inference.stochastic_passes._PASS_NUMBERS", limit)
     lora.lora_dropout = 1e-9  # nothing is ever dropped: every pass is the one without dropout
     model = make("mistral", lora)
     backend = backend_of(model, tokenizer, "mc_dropout")
@@ -350,7 +350,7 @@ def test_stochastic_passes_are_computed_without_padding(tokenizer, lora, monkeyp
     seen = []
     model.get_base_model().model.layers[0].register_forward_pre_hook(lambda _, args: seen.append(args[0].shape))
     with torch.no_grad():
-        found = read_rows(backend, model, backend.collate(prepared), passes=3)
+        found = read_passes(backend, model, backend.collate(prepared), passes=3)
         wanted = read_padded(model, backend_of(model, tokenizer, packing=False).collate(prepared))
     assert found.shape == (5, 3, 4)
     assert torch.allclose(found, wanted.unsqueeze(1).expand_as(found), atol=1e-4)
