@@ -60,14 +60,10 @@ class Bench:
         self._lengths: list[list[int]] | None = None
 
     def plain(self, _: Any = None) -> None:
-        from dappr_llm.text.readouts.letters import ChoiceReadout
-
-        before = self.backend.readout.token_ids
-        self.backend.readout.remove()  # the head's own output, all of it
         found = []
         for each in self.sets:
             width = max(4, each.meta["task_num_choices"])
-            ids = self.backend._token_ids(width)
+            ids = self.backend.token_ids(width)
             parts = []
             for start in range(0, len(each.rows), 16):
                 rows = each.rows[start : start + 16]
@@ -83,7 +79,6 @@ class Bench:
                 parts.append(logits[:, -1, ids].float().softmax(-1).cpu())
             found.append(torch.cat(parts).numpy())
         self.results["a"] = found
-        self.backend.readout = ChoiceReadout(self.model, before)
 
     def ours(self, _: Any = None) -> None:
         self.trainer.args.eval_tokens = 4096

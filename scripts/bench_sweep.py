@@ -64,21 +64,20 @@ def recipe_of(method: str, seed: int, args: Any, folder: str, side: str) -> Any:
 def run_one(method: str, seed: int, args: Any, folder: str, side: str, count: bool) -> dict[str, Any]:
     """Seconds of the whole run, of its training and of its prediction; the probabilities; operations if wanted."""
     from dappr_llm import DAPPrTrainer
-    from dappr_llm.inference import loading as runs
-    from dappr_llm.inference.batching import RowSet
+    from dappr_llm.training.build import build_args, build_run, build_tests
 
     recipe = recipe_of(method, seed, args, folder, side)
     start = time.perf_counter()
-    settings = runs.build_args(recipe)
-    own, ood = runs.test_tasks(recipe)
-    run = runs.build(recipe, settings)
+    settings = build_args(recipe)
+    own, ood = build_tests(recipe)
+    run = build_run(recipe, settings)
     trainer = DAPPrTrainer(run.model, settings, run.train, None, method=run.method, backend=run.backend)
     ready = time.perf_counter()
     trainer.train()
     trained = time.perf_counter()
-    tables = trainer.predict_tables([RowSet(rows, task.name, split) for split, rows, task in (own, *ood)])
-    if trainer.backend.trunk is not None:
-        trainer.backend.trunk.flush()
+    tables = trainer.predict_tables([own, *ood])
+    if trainer.backend.reader.frozen is not None:
+        trainer.backend.reader.frozen.store.flush()
     end = time.perf_counter()
     return {
         "seconds": np.array([end - start, trained - ready, end - trained]),

@@ -73,10 +73,8 @@ class Bench:
     def plain(self, batch: Any) -> None:
         from dappr_llm.core.outputs import Outputs
         from dappr_llm.methods import Progress
-        from dappr_llm.text.readouts.letters import ChoiceReadout
 
-        ids = self.backend.readout.token_ids
-        self.backend.readout.remove()  # the head's own output, all of it
+        ids = self.backend.token_ids(self.backend.num_choices or 4)
         texts = [self.backend.prompt.render(row["question"], row["options"]) for row in batch[1]]
         labels = torch.tensor([row["label"] for row in batch[1]], device=benchlib.device())
         inputs = self.tokenizer(texts, padding=True, return_tensors="pt").to(benchlib.device())
@@ -87,10 +85,9 @@ class Bench:
         answers = logits[:, -1, ids].float()
         terms = self.method.loss(Outputs(logits=answers), labels, Progress(0, 1))
         self._step("a", sum(terms.values()).mean())  # type: ignore[union-attr]
-        self.backend.readout = ChoiceReadout(self.model, ids)
 
     def _ours(self, name: str, batch: Any, method: Any, share: bool = True) -> None:
-        self.trainer.method, self.backend.packing.share = method, share
+        self.trainer.method, self.backend.reader.share_prefix = method, share
         inputs = self.trainer._prepare_inputs(self.backend.collate(batch[0]))
         self._step(name, self.trainer.compute_loss(self.model, inputs))
 
@@ -148,7 +145,7 @@ def measure(args: Any, model_name: str, task: str, repeats: int) -> dict[str, An
         print(f"First compiled step: {benchlib.seconds(lambda: bench.compiled(bench.batches[0])):.1f} s", flush=True)
     times = benchlib.rounds(bench.variants(), bench.batches, repeats)
     tokens = sum(len(row["input_ids"]) for prepared, _ in bench.batches for row in prepared)
-    bench.backend.packing.share = True  # the last variant may have switched it off
+    bench.backend.reader.share_prefix = True  # the last variant may have switched it off
     packed = sum(bench.backend.collate(prepared)["packed"]["input_ids"].numel() for prepared, _ in bench.batches)
     longest = sum(len(b) * max(len(row["input_ids"]) for row in b) for b, _ in bench.batches)
     flops = 4 * benchlib.trunk_parameters(bench.model)  # per token: forward, and backward to the activations alone

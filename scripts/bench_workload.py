@@ -11,7 +11,7 @@ from dappr_llm.core.recipe import Recipe
 from dappr_llm.inference.stochastic_passes import read_passes
 from dappr_llm.methods import Progress, get_method
 from dappr_llm.training.memory import kept_bytes
-from dappr_llm.vision.build import build_model, build_task
+from dappr_llm.vision.build import build_classifier, build_task
 from dappr_llm.vision.data.images import ArrayImages
 from dappr_llm.vision.data.rows import ImageRows
 
@@ -39,7 +39,7 @@ class Workload:
         train = ImageRows(ArrayImages(pixels, "made"), np.arange(count) % classes, [str(i) for i in range(count)])
         self.name, self.method = method, get_method(method)
         self.device = benchlib.device()
-        self.model, self.backend = build_model(recipe, task, train, self.method, method, seed=0)
+        self.model, self.backend = build_classifier(recipe, task, train, self.method, method, seed=0)
         self.model.to(self.device)
         generator = torch.Generator().manual_seed(0)
         if "fit_after" in self.method.needs:  # an unfitted head costs nothing

@@ -68,7 +68,7 @@ def test_members_side_by_side_equal_members_in_turn(runs, method):
     for count in (1, 5):
         rows = make_rows(count, 60)
         encoded = ensemble.run.encoded([r["question"] for r in rows], [r["choices"] for r in rows])
-        together, turns = ensemble._together(*encoded), ensemble._in_turn(*encoded)
+        together, turns = ensemble.predict_together(*encoded), ensemble.predict_in_turn(*encoded)
         for one, other in zip(together, turns, strict=True):
             assert torch.allclose(one.alpha, other.alpha, atol=1e-4)
         assert not torch.allclose(together[0].alpha, together[2].alpha, atol=1e-4)
@@ -81,11 +81,11 @@ def test_members_take_turns_where_rows_cannot_mix_adapters(runs):
     ensemble = AdapterEnsemble.from_pretrained(runs(0, 1))
     many = make_rows(400, 60)
     encoded = ensemble.run.encoded([r["question"] for r in many], [r["choices"] for r in many])
-    assert ensemble._together(*encoded) is None
+    assert ensemble.predict_together(*encoded) is None
     few = ensemble.run.encoded("Which one is a fruit ?", ["plum", "saw", "red", "sky"])
-    assert ensemble._together(*few) is not None
+    assert ensemble.predict_together(*few) is not None
     ensemble.run.model.peft_config["member1"].use_dora = True
-    assert ensemble._together(*few) is None
+    assert ensemble.predict_together(*few) is None
 
 
 def test_memory_grows_by_adapters(runs):

@@ -53,7 +53,9 @@ def test_equal_rows_are_computed_once_and_one_pass_serves_all(tmp_path, tokenize
     seen = []
     read = trainer.backend.read
     monkeypatch.setattr(
-        trainer.backend, "read", lambda model, batch: seen.append(batch["row"].tolist()) or read(model, batch)
+        trainer.backend,
+        "read",
+        lambda model, batch, *args: seen.append(batch["row"].tolist()) or read(model, batch, *args),
     )
     found = trainer.predict_tables(sets())
     different = {(row["question"], *row["choices"]) for each in sets() for row in each.rows}

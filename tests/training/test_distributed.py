@@ -14,7 +14,7 @@ import yaml
 
 from dappr_llm import UserError
 from dappr_llm.scale import launch
-from dappr_llm.training.atomic_checkpoints import real_shares
+from dappr_llm.training.row_losses import last_batch_weights
 
 ROOT = Path(__file__).resolve().parents[2]
 ENV = {
@@ -98,9 +98,9 @@ def test_fsdp2_reads_and_trains_as_one_process_does(both):
 @pytest.mark.parametrize(
     "real, shares", [(10, ([0.2] * 8, [0.2] * 2 + [0] * 6)), (3, ([2 / 3] * 3 + [0] * 5, [0] * 8))]
 )
-def test_shares_of_the_last_round(real, shares):
+def test_repeated_rows_of_the_last_batch_weigh_nothing(real, shares):
     for index in (0, 1):
-        assert real_shares(8, real, 2, index).tolist() == pytest.approx(shares[index])
+        assert last_batch_weights(8, real, 2, index).tolist() == pytest.approx(shares[index])
 
 
 def test_every_preset_is_there():

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from dappr_llm.core.errors import UserError
-from dappr_llm.training.epoch_schedules import EveryEpochs, check_schedule, epoch_schedule, learning_rate
+from dappr_llm.training.callbacks.every_epochs import EveryEpochs
+from dappr_llm.training.epoch_schedules import check_schedule, epoch_schedule, learning_rate
 
 COSINE = {"kind": "cosine", "lag": 1}
 

@@ -129,7 +129,7 @@ def test_auto_on_images(tmp_path, monkeypatch, caplog):
     trainer = DAPPrTrainer(run.model, args, run.train, method=run.method, backend=run.backend)
     state = {name: value.clone() for name, value in run.model.state_dict().items()}
     monkeypatch.setattr(stepping, "free_bytes", lambda device: 1 << 10)
-    trainer.settle_checkpointing()
+    stepping.settle_gradient_checkpointing(trainer)
     assert trainer.args.gradient_checkpointing is False
     assert "ImageClassifier cannot checkpoint gradients" in caplog.text
     assert all(torch.equal(value, state[name]) for name, value in run.model.state_dict().items())
@@ -146,7 +146,7 @@ def test_what_a_step_needs_is_what_it_takes(tmp_path, tokenizer, lora):
         batch = trainer.backend.collate([trainer.train_dataset[i] for i in numbers])
         return kept_bytes(trainer.model, lambda: trainer.backend.read(trainer.model, batch))
 
-    needed = trainer._needed_bytes() - 12 * trained
+    needed = stepping.step_bytes(trainer) - 12 * trained
     assert trainer.model.training
     assert needed == pytest.approx(kept([longest] * 4), rel=0.05)
     assert kept(range(4)) < needed
@@ -158,15 +158,15 @@ def test_a_stream_is_taken_to_be_as_long_as_allowed(tmp_path, tokenizer, lora):
     rows = Dataset.from_list(rows_of_all_lengths())
     fixed = build(tmp_path / "a", tokenizer, lora, rows, max_length=200)
     stream = build(tmp_path / "b", tokenizer, lora, rows.to_iterable_dataset(), max_length=200, max_steps=1)
-    first, times = stream._longest_row()
-    assert times == 200 / len(first["input_ids"]) and stream._needed_bytes() > fixed._needed_bytes()
+    first, times = stepping.longest_row(stream.train_dataset, 200)
+    assert times == 200 / len(first["input_ids"]) and stepping.step_bytes(stream) > stepping.step_bytes(fixed)
 
 
 def test_sharded_weights_mean_checkpointing(tmp_path, tokenizer, lora, monkeypatch):
     monkeypatch.setattr(stepping, "free_bytes", lambda device: pytest.fail("there is no model to try"))
     trainer = build(tmp_path, tokenizer, lora, gradient_checkpointing="auto")
     trainer.is_fsdp_enabled = True
-    trainer.settle_checkpointing()
+    stepping.settle_gradient_checkpointing(trainer)
     assert trainer.args.gradient_checkpointing is True
 
 

@@ -13,7 +13,7 @@ from dappr_llm.inference.loading import load_checkpoint
 from dappr_llm.methods import METHODS, Progress, get_method
 from dappr_llm.training.auxiliary_rows import MixedRows
 from dappr_llm.training.build import build_args, build_run, load_auxiliary
-from dappr_llm.training.callbacks.method_hooks import collect_features, head_of
+from dappr_llm.training.callbacks.method_hooks import head_of
 from dappr_llm.vision.backend import ImageBackend
 from dappr_llm.vision.data.images import ArrayImages
 from dappr_llm.vision.data.noise import noise_rows
@@ -84,7 +84,7 @@ def test_collected_features_are_those_of_the_rows_without_augmentation(tmp_path)
     trainer = build_vision(tmp_path, "daedl", per_device_eval_batch_size=10)
     rows = trainer.backend.plain(trainer.labelled_rows)
     state = torch.get_rng_state()
-    features, labels = collect_features(trainer, rows)
+    features, labels = trainer.predictor.hidden_states(rows)
     assert torch.equal(state, torch.get_rng_state())
     assert labels.tolist() == (np.arange(48) % 3).tolist() and features.shape[0] == 48
     with torch.no_grad():
@@ -97,7 +97,7 @@ def test_a_density_is_fitted_after_training_to_the_final_weights(tmp_path):
     trainer = build_vision(tmp_path, "daedl")
     trainer.train()
     head = head_of(trainer.model)
-    features, labels = collect_features(trainer, trainer.labelled_rows)
+    features, labels = trainer.predictor.hidden_states(trainer.labelled_rows)
     means = torch.stack([features[labels == k].mean(0) for k in range(3)])
     torch.testing.assert_close(head.means, means, atol=1e-4, rtol=1e-4)
     assert head.present.all() and head.bounds[0] < head.bounds[1]
@@ -132,7 +132,7 @@ def test_sets_are_chosen_before_the_first_step(tmp_path):
     trainer = build_vision(tmp_path, "rs_nn")
     assert head_of(trainer.model).members[3:].sum() == 0
     seen = []
-    trainer.method.fit_head(head_of(trainer.model), *collect_features(trainer, trainer.labelled_rows))
+    trainer.method.fit_head(head_of(trainer.model), *trainer.predictor.hidden_states(trainer.labelled_rows))
     wanted = head_of(trainer.model).members.clone()
     head_of(trainer.model).use([])
     original = trainer.compute_loss

@@ -65,8 +65,7 @@ def test_scales_are_read_from_fixed_rows(tmp_path, tokenizer, lora, model_folder
     trainer.model.eval()
     with torch.no_grad():
         four = backend.read(trainer.model, batch).logits
-        with backend.reading(5):
-            five = backend.read(trainer.model, batch).logits
+        five = backend.read(trainer.model, batch, width=5).logits
     assert four.shape == (3, 8) and five.shape == (3, 10)
     torch.testing.assert_close(four[:, :4], five[:, :4])
     torch.testing.assert_close(four[:, 4:], five[:, 5:9])
@@ -85,7 +84,12 @@ def test_stored_scale_rows_are_used(tmp_path, tokenizer, lora, model_folder):
     path.write_text(json.dumps(config))
     (tmp_path / "run" / "manifest.json").unlink()  # changed on purpose
     run = load_checkpoint(tmp_path / "run")
-    assert run.backend.readout.token_ids[4:] == [70, 71, 72, 73]
+    rows = run.backend.collate(list(run.backend.prepare(make_rows(3))))
+    with torch.no_grad():
+        found = run.backend.read(run.model, rows, hidden_states=True)
+    head = run.model.get_base_model().get_output_embeddings()
+    wanted = head(found.features)[:, [70, 71, 72, 73]]  # no call of ours: the whole vocabulary
+    torch.testing.assert_close(found.logits[:, 4:], wanted)
     assert run.backend.config()["extra_token_ids"] == [[70, 71, 72, 73]]
 
 

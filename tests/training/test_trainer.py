@@ -13,6 +13,7 @@ from training_runs import METHOD, StopAt, build, config, steps, weights
 
 from dappr_llm import DAPPrTrainer, UserError, load_checkpoint
 from dappr_llm.methods.dappr import DAPPr
+from dappr_llm.training.epoch_schedules import training_progress
 from dappr_llm.training.evidence import ChanceMonitor
 
 
@@ -119,7 +120,7 @@ def test_saved_adapter_is_whole_small_and_plain(tmp_path, tokenizer, lora):
     with torch.no_grad():
         wanted = trainer.backend.read(trainer.model, batch).logits
         inputs = {key: batch[key] for key in ("input_ids", "attention_mask", "position_ids")}
-        full = plain(**inputs).logits[:, -1, trainer.backend.readout.token_ids]
+        full = plain(**inputs).logits[:, -1, trainer.backend.token_ids(4)]
     assert torch.allclose(full - 1.5, wanted, atol=1e-5)
 
 
@@ -175,7 +176,9 @@ def test_training_on_rows_with_fewer_options(tmp_path, tokenizer, lora):
     batch = backend.collate(prepared[:4])
     with torch.no_grad():
         logits = backend.read(model, batch).logits[:, :3]
-        wanted = METHOD.loss(type(backend.read(model, batch))(logits=logits), batch["labels"], trainer.progress())
+        wanted = METHOD.loss(
+            type(backend.read(model, batch))(logits=logits), batch["labels"], training_progress(trainer)
+        )
     assert loss(prepared[:4]) == pytest.approx(sum(wanted.values()).mean().item(), rel=1e-5)
 
 

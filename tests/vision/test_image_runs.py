@@ -14,7 +14,7 @@ from dappr_llm.core.recipe import list_recipes, load_recipe
 from dappr_llm.methods import METHODS
 from dappr_llm.scale.sweep import load_table
 from dappr_llm.training.auxiliary_rows import check_auxiliary
-from dappr_llm.training.callbacks.method_hooks import check_arguments
+from dappr_llm.training.callbacks import check_arguments
 from dappr_llm.vision.data.tasks import load_image_task
 
 QUICK = [
@@ -180,7 +180,7 @@ def test_the_models_of_all_recipes_can_be_built(name):
     from torch.nn.modules.batchnorm import _BatchNorm
 
     from dappr_llm.training.build import build_args, build_method
-    from dappr_llm.vision.build import build_model, build_task
+    from dappr_llm.vision.build import build_classifier, build_task
     from dappr_llm.vision.data.images import ArrayImages
     from dappr_llm.vision.data.rows import ImageRows
 
@@ -191,7 +191,7 @@ def test_the_models_of_all_recipes_can_be_built(name):
     rows = ImageRows(ArrayImages(pixels, name), np.arange(classes), [str(i) for i in range(classes)])
     method = build_method(recipe)
     with torch.device("meta"):
-        model, backend = build_model(recipe, task, rows, method, recipe.method["name"], 0)
+        model, backend = build_classifier(recipe, task, rows, method, recipe.method["name"], 0)
     assert backend.num_choices == task.num_classes
     outputs = model.classifier.out_features if model.classifier is not None else 0
     assert outputs == method.num_outputs(task.num_classes)

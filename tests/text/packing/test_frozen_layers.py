@@ -9,7 +9,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from dappr_llm import DAPPrConfig, DAPPrTrainer, UserError
 from dappr_llm.text.packing import layout as packing
-from dappr_llm.text.packing.frozen_layers import FrozenLayers
 
 
 def build_model(seed=0):
@@ -40,6 +39,12 @@ def build(folder, tokenizer, layers=(4, 5), model=None, method="dappr", seed=0, 
     )
 
 
+def cache_of(trainer, folder):
+    """Another cache of the same model."""
+    trainer.backend.use_frozen_layers_cache(trainer.model, str(folder))
+    return trainer.backend.reader.frozen
+
+
 def losses(trainer):
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
@@ -61,17 +66,19 @@ def test_later_runs_compute_nothing_below_the_boundary(tmp_path, tokenizer):
     cache = str(tmp_path / "trunk")
     first = build(tmp_path / "a", tokenizer, trunk_cache=cache)
     outcome(first)
-    assert first.backend.trunk.boundary == 4
+    assert first.backend.reader.frozen.boundary == 4
     different = {(row["question"], *row["choices"]) for row in make_rows(32) + make_rows(12, start=30)}
-    assert first.backend.trunk.computed == len(different) + 2  # and the two rows of the check; the second epoch none
-    first.backend.trunk.flush()
+    assert (
+        first.backend.reader.frozen.computed == len(different) + 2
+    )  # and the two rows of the check; the second epoch none
+    first.backend.reader.frozen.store.flush()
     calls = []
     for number, (method, seed) in enumerate((("ce", 0), ("edl", 1))):
         later = build(tmp_path / f"b{number}", tokenizer, method=method, seed=seed, trunk_cache=cache)
-        for layer in later.backend.trunk.layers[:4]:
-            layer.register_forward_hook(lambda *_: calls.append(1))
+        for layer in later.backend.reader.frozen.layers[:4]:
+            layer.self_attn.register_forward_hook(lambda *_: calls.append(1))
         found = outcome(later)
-        assert later.backend.trunk.computed == 0
+        assert later.backend.reader.frozen.computed == 0
         plain = outcome(build(tmp_path / f"c{number}", tokenizer, method=method, seed=seed))
         assert found[0] == pytest.approx(plain[0], rel=1e-4) and np.allclose(found[1], plain[1], atol=1e-4)
     assert not calls
@@ -85,7 +92,7 @@ def test_stochastic_passes_start_at_the_boundary_too(tmp_path, tokenizer):
     assert found[0] == pytest.approx(wanted[0], rel=1e-4)
     assert np.allclose(found[1], wanted[1], atol=1e-4)  # nothing is drawn below the boundary: the same masks
     calls = []
-    cached.backend.trunk.layers[3].register_forward_hook(lambda *_: calls.append(1))
+    cached.backend.reader.frozen.layers[3].self_attn.register_forward_hook(lambda *_: calls.append(1))
     again = cached.predict_table(make_rows(12, start=30), "t", "test")
     assert np.array_equal(again.probs, found[1]) and np.ptp(again.members, axis=0).max() > 1e-4
     assert not calls
@@ -100,23 +107,23 @@ def test_gradients_and_checkpointing(tmp_path, tokenizer):
 
 def test_other_weights_have_states_of_their_own(tmp_path, tokenizer):
     one = build(tmp_path / "a", tokenizer, trunk_cache=str(tmp_path / "trunk"))
-    one.backend.trunk.flush()
+    one.backend.reader.frozen.store.flush()
     other = build(tmp_path / "b", tokenizer, model=build_model(seed=1), trunk_cache=str(tmp_path / "trunk"))
     higher = build(tmp_path / "c", tokenizer, layers=(5,), trunk_cache=str(tmp_path / "trunk"))
-    folders = {trainer.backend.trunk.folder for trainer in (one, other, higher)}
-    assert len(folders) == 3 and other.backend.trunk.computed == 2
+    folders = {trainer.backend.reader.frozen.store.folder for trainer in (one, other, higher)}
+    assert len(folders) == 3 and other.backend.reader.frozen.computed == 2
 
 
 def test_states_survive_a_half_written_file(tmp_path, tokenizer):
     trainer = build(tmp_path / "a", tokenizer, trunk_cache=str(tmp_path / "trunk"))
-    trunk = trainer.backend.trunk
+    trunk = trainer.backend.reader.frozen.store
     trunk.flush()
     (trunk.folder / "killed.bin").write_bytes(b"half")  # no index yet: as if it were not there
-    again = FrozenLayers(trainer.model, tmp_path / "trunk")
+    again = cache_of(trainer, tmp_path / "trunk")
     rows = [[5, 6, 7], [5, 6, 9, 9]]
     plan = packing.layout(rows)
     states = again.states(rows, plan)
-    again.flush()
+    again.store.flush()
     assert torch.equal(again.states(rows, plan), states) and states.shape == (1, 5, 32)  # from disk: the same
 
 
@@ -128,8 +135,8 @@ def test_states_of_rows_with_a_common_beginning_are_each_row_s_own(tmp_path, tok
     def states(cache, rows):
         return cache.states(rows, packing.layout(rows, share=False))[0].split([len(row) for row in rows])
 
-    together = states(FrozenLayers(trainer.model, tmp_path / "one"), rows)
-    alone = FrozenLayers(trainer.model, tmp_path / "two")
+    together = states(cache_of(trainer, tmp_path / "one"), rows)
+    alone = cache_of(trainer, tmp_path / "two")
     for row, found in zip(rows, together, strict=True):
         assert torch.allclose(found, states(alone, [row])[0], atol=1e-5)
 

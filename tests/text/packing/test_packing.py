@@ -14,8 +14,9 @@ from dappr_llm import DAPPrConfig, DAPPrTrainer
 from dappr_llm.inference.stochastic_passes import read_passes
 from dappr_llm.methods import dirichlet, get_method
 from dappr_llm.text.backend import TextBackend
-from dappr_llm.text.model_reader import read_padded
+from dappr_llm.text.packing import attention
 from dappr_llm.text.packing import layout as packing
+from dappr_llm.text.packing.decoder_layers import decoder_layers
 
 SIZES = {"vocab_size": 80, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "pad_token_id": 0}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
@@ -136,7 +137,7 @@ def test_logits_equal_padded_ones(name, tokenizer, lora):
     with torch.no_grad():
         wanted = plain.read(model, plain.collate(prepared)).logits
         found = packed.read(model, packed.collate(prepared)).logits
-        assert packed.packing.works(model, None, ())  # really packed
+        assert packed.packs  # really packed
         alone = torch.cat([packed.read(model, packed.collate([row])).logits for row in prepared])
         apart = backend_of(model, tokenizer, share_prefix=False)
         unshared = apart.read(model, apart.collate(prepared)).logits
@@ -162,7 +163,7 @@ def test_gradients_equal_padded_ones(name, checkpointing, tokenizer, lora):
         model.zero_grad()
         backend.read(model, backend.collate(prepared)).logits.square().mean().backward()
         grads.append({key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None})
-    assert packed.packing.wanted and grads[0].keys() == grads[1].keys() and len(grads[0]) >= 4
+    assert packed.packs and grads[0].keys() == grads[1].keys() and len(grads[0]) >= 4
     for key, grad in grads[0].items():
         assert torch.allclose(grads[1][key], grad, atol=1e-4, rtol=1e-3), key
 
@@ -235,7 +236,7 @@ def test_the_last_block_is_computed_where_answers_are_read(name, tokenizer, lora
     prepared = list(backend.prepare(make_rows(6) + make_rows(1)))
     batch = backend.collate(prepared)
     backend.read(model, batch)
-    layer = backend.packing._last_layer
+    layer = decoder_layers(model)[-1]
     queries = [layer.self_attn.q_proj, layer.self_attn.o_proj] if name in ("llama", "gemma3") else []
     blocks = [layer.mlp, *queries]
     seen = []
@@ -247,7 +248,7 @@ def test_the_last_block_is_computed_where_answers_are_read(name, tokenizer, lora
     for handle in handles:
         handle.remove()
     assert dict(seen) == dict.fromkeys(blocks, 6)  # one of the seven prompts is there twice
-    assert len(seen) == len(blocks) and layer.mlp is blocks[0] and "_OnlyAt" not in str(model)
+    assert len(seen) == len(blocks)
 
 
 def test_a_block_with_dropout_stays_whole(tokenizer, lora):
@@ -256,7 +257,7 @@ def test_a_block_with_dropout_stays_whole(tokenizer, lora):
     backend = backend_of(model, tokenizer)
     batch = backend.collate(list(backend.prepare(make_rows(6))))
     backend.read(model, batch)
-    layer, seen = backend.packing._last_layer, []
+    layer, seen = decoder_layers(model)[-1], []
     for block in (layer.self_attn.q_proj, layer.self_attn.o_proj):
         block.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[1]))
     for mode in (False, True):
@@ -266,30 +267,84 @@ def test_a_block_with_dropout_stays_whole(tokenizer, lora):
 
 
 def test_the_check_leaves_no_trace(tokenizer, lora):
-    lora.lora_dropout = 0.5
+    lora.lora_dropout = 0.0
     model = make("mistral", lora).train()
     model.base_model.model.model.norm.eval()
     modes = [module.training for module in model.modules()]
     backend = backend_of(model, tokenizer)
     state = torch.random.get_rng_state()
-    assert backend.packing.works(model, backend._padded_rows(model), [5, 9])
-    assert torch.equal(torch.random.get_rng_state(), state)
+    backend.read(model, backend.collate(list(backend.prepare(make_rows(3)))))  # checks before it reads
+    assert backend.packs and torch.equal(torch.random.get_rng_state(), state)
     assert [module.training for module in model.modules()] == modes
 
 
-def test_attention_without_a_layout_is_untouched(tokenizer):
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+def test_another_model_is_untouched_before_during_and_after(tokenizer):
+    """Also one that was built from the very same config object."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    packing.register()
-    packing.register()
-    function = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    assert function.__wrapped__ is sdpa_attention_forward  # extended once, however often it is asked for
-    q, k = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 8)
-    assert torch.equal(
-        function(nn.Module(), q, k, k, None, scaling=0.3)[0],
-        sdpa_attention_forward(nn.Module(), q, k, k, None, scaling=0.3)[0],
-    )
+    def registered():
+        names = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
+        return {name: (ALL_ATTENTION_FUNCTIONS.get(name), ALL_MASK_ATTENTION_FUNCTIONS.get(name)) for name in names}
+
+    ours = make("llama")
+    other = type(ours)(ours.config).eval()  # shares the config object
+    ids = torch.randint(3, 60, (2, 9))
+    with torch.no_grad():
+        logits, functions = other(ids).logits, registered()
+        during = []
+        backend = backend_of(ours, tokenizer)
+        decoder_layers(ours)[0].register_forward_hook(lambda *_: during.append((other(ids).logits, registered())))
+        backend.read(ours, backend.collate(list(backend.prepare(make_rows(4)))))
+        after = other(ids).logits
+    assert backend.packs and during and ours.config._attn_implementation == "dappr_packed_sdpa"
+    assert other.config._attn_implementation == "sdpa" and registered() == functions
+    assert torch.equal(after, logits)
+    for found, names in during:
+        assert torch.equal(found, logits) and names == functions
+
+
+def test_a_model_that_cannot_be_packed_gets_its_attention_back(tokenizer, monkeypatch):
+    monkeypatch.setattr("dappr_llm.text.packing.self_check._difference", lambda *_: "it says no")
+    model = make("llama")
+    backend = backend_of(model, tokenizer)
+    backend.read(model, backend.collate(list(backend.prepare(make_rows(4)))))
+    assert not backend.packs and model.config._attn_implementation == "sdpa"
+
+
+def test_saved_configs_do_not_name_our_attention(tokenizer, tmp_path):
+    model = make("llama")
+    backend = backend_of(model, tokenizer)
+    backend.read(model, backend.collate(list(backend.prepare(make_rows(4)))))
+    model.save_pretrained(tmp_path)
+    assert "dappr" not in (tmp_path / "config.json").read_text()
+    assert type(model).from_pretrained(tmp_path).config._attn_implementation == "sdpa"
+
+
+def test_the_flash_functions_see_the_name_they_were_registered_under(monkeypatch):
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    seen = []
+
+    def fake(module, query, key, value, mask, **kwargs):
+        seen.append((module.config._attn_implementation, module.config.hidden_size, module.layer_idx))
+        return query.transpose(1, 2), None
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, "flash_attention_2", fake)
+    model = make("llama")
+    model.config._attn_implementation_internal = "flash_attention_2"
+    undo = attention.use_packed_attention(model)
+    name = model.config._attn_implementation
+    try:
+        states = torch.randn(1, 4, 5, 8)
+        ALL_ATTENTION_FUNCTIONS[name](decoder_layers(model)[1].self_attn, states, states, states, None)
+    finally:
+        AttentionInterface._global_mapping.pop(name)
+        AttentionMaskInterface._global_mapping.pop(name)
+    undo()
+    assert seen == [("flash_attention_2", 32, 1)]
+    assert name == "dappr_packed_flash_attention_2" and model.config._attn_implementation == "flash_attention_2"
 
 
 def _varlen(module, query, key, value, mask, **sizes):
@@ -313,8 +368,8 @@ def test_the_flash_family_reads_the_same_layout():
     plan = packing.layout(rows, waste=0)
     size = plan["input_ids"].shape[1]
     q, k, v = torch.randn(1, 4, size, 8), torch.randn(1, 2, size, 8), torch.randn(1, 2, size, 8)
-    wanted, _ = packing._sdpa(None, None, q, k, v, plan, scaling=0.5)
-    found, _ = packing._flash(_varlen, None, q, k, v, plan, scaling=0.5)
+    wanted, _ = attention.packed_sdpa(None, None, q, k, v, plan, scaling=0.5)
+    found, _ = attention.packed_flash(_varlen, None, q, k, v, plan, scaling=0.5)
     assert torch.allclose(found, wanted, atol=1e-5)
 
 
@@ -322,8 +377,8 @@ def test_grouped_key_heads_fold_into_longer_queries(monkeypatch):
     """What a GPU runs, run here: queries that share a key head become one long row."""
     q, k, v = torch.randn(2, 5, 6, 8), torch.randn(2, 7, 2, 8), torch.randn(2, 7, 2, 8)
     bias = torch.zeros(2, 1, 5, 7).masked_fill_(torch.rand(2, 1, 5, 7) > 0.7, -1e9)
-    wanted = packing._attend(q, k, v, bias, 0.0, None)
-    assert torch.allclose(packing._attend(q, k, v, bias, 0.0, None, native=False), wanted, atol=1e-5)
+    wanted = attention.attend(q, k, v, bias, 0.0, None)
+    assert torch.allclose(attention.attend(q, k, v, bias, 0.0, None, native=False), wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -351,7 +406,8 @@ def test_stochastic_passes_are_computed_without_padding(tokenizer, lora, monkeyp
     model.get_base_model().model.layers[0].register_forward_pre_hook(lambda _, args: seen.append(args[0].shape))
     with torch.no_grad():
         found = read_passes(backend, model, backend.collate(prepared), passes=3)
-        wanted = read_padded(model, backend_of(model, tokenizer, packing=False).collate(prepared))
+        padded = backend_of(model, tokenizer, packing=False)
+        wanted = padded.read(model, padded.collate(prepared)).logits
     assert found.shape == (5, 3, 4)
     assert torch.allclose(found, wanted.unsqueeze(1).expand_as(found), atol=1e-4)
     own = sum(row["length"] for row in prepared)

@@ -9,7 +9,9 @@ from torch import nn
 from dappr_llm.core.errors import UserError
 from dappr_llm.methods import get_method
 from dappr_llm.text.backend import TextBackend
-from dappr_llm.text.readouts.letters import ChoiceReadout
+from dappr_llm.text.forward_call import ForwardCall
+from dappr_llm.text.model_reader import read_padded
+from dappr_llm.text.readouts.letters import LetterReadout
 
 
 def trained(model, lora):
@@ -22,6 +24,12 @@ def trained(model, lora):
     return model.eval()
 
 
+def read_letters(model, ids, token_ids):
+    """What a model gives for these vocabulary rows at the last position."""
+    LetterReadout(model)
+    return read_padded(model, {"input_ids": ids}, ForwardCall(torch.tensor(token_ids)))
+
+
 def backend_for(model, tokenizer, **kwargs):
     return TextBackend(model, tokenizer, get_method("dappr"), num_choices=4, **kwargs)
 
@@ -31,20 +39,32 @@ def test_readout_equals_the_models_own_columns(model, tokenizer, lora):
     ids = torch.randint(3, 60, (3, 9))
     with torch.no_grad():
         full = model(ids).logits[:, -1]
-        readout = ChoiceReadout(model, [5, 9, 11])
-        read = model(ids, logits_to_keep=1).logits[:, -1]
+        read = read_letters(model, ids, [5, 9, 11])
+        untouched = model(ids).logits
     assert read.shape == (3, 3)
     assert torch.allclose(read, full[:, [5, 9, 11]], atol=1e-5)
-    readout.remove()
-    assert model(ids).logits.shape == full.shape[:1] + (9, 80)
+    assert torch.equal(untouched[:, -1], full)  # a call that is not ours gets the whole vocabulary
+
+
+def test_hidden_states_are_handed_over(model, tokenizer):
+    model.eval()
+    backend = backend_for(model, tokenizer)
+    prepared = list(backend.prepare(make_rows(5)))
+    with torch.no_grad():
+        packed = backend.read(model, backend.collate(prepared), hidden_states=True)
+        padded = backend.read(model, backend.collate(prepared, pack=False), hidden_states=True)
+        assert backend.read(model, backend.collate(prepared)).features is None
+    assert packed.features.shape == (5, 32)
+    assert torch.allclose(packed.features, padded.features, atol=1e-5)
+    rows = model.get_output_embeddings().weight[backend.token_ids(4)]
+    assert torch.allclose(packed.features @ rows.T, packed.logits, atol=1e-5)
 
 
 def test_dropout_and_gradients_reach_the_adapter_of_the_head(model, lora):
     lora.lora_dropout = 0.5
     model = get_peft_model(model, lora).train()
-    ChoiceReadout(model, [5, 9])
     ids = torch.randint(3, 60, (3, 9))
-    model(ids, logits_to_keep=1).logits.square().sum().backward()
+    read_letters(model, ids, [5, 9]).square().sum().backward()
     grads = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
     assert all(grad is not None for grad in grads.values())
     head = next(grad for name, grad in grads.items() if "lm_head.lora_B" in name)
@@ -55,9 +75,8 @@ def test_float32_under_autocast_and_in_a_bfloat16_model(make_model, lora):
     torch.manual_seed(0)
     ids = torch.randint(3, 60, (4, 9))
     model = trained(make_model().bfloat16(), lora)
-    ChoiceReadout(model, list(range(3, 60)))
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        logits = model(ids, logits_to_keep=1).logits
+        logits = read_letters(model, ids, list(range(3, 60)))
     assert logits.dtype == torch.float32
     assert not torch.equal(logits, logits.bfloat16().float())  # more digits than bfloat16 has
 
@@ -75,8 +94,7 @@ def test_what_follows_the_head_acts_on_the_read_rows(tokenizer):
     ids = torch.randint(3, 60, (2, 7))
     with torch.no_grad():
         full = model(ids).logits[:, -1]
-        ChoiceReadout(model, [5, 9])
-        read = model(ids, logits_to_keep=1).logits[:, -1]
+        read = read_letters(model, ids, [5, 9])
     assert torch.allclose(read, full[:, [5, 9]], atol=1e-6)
     assert read.abs().max() < 0.05
 
@@ -110,8 +128,7 @@ def test_wider_readings_extend_narrower_ones(model, tokenizer):
     batch = backend.collate(list(backend.prepare(make_rows(3))))
     with torch.no_grad():
         narrow = backend.read(model, batch).logits
-        with backend.reading(6):
-            wide = backend.read(model, batch).logits
+        wide = backend.read(model, batch, width=6).logits
         again = backend.read(model, batch).logits
     assert wide.shape == (3, 6) and torch.equal(narrow, again)
     assert torch.allclose(wide[:, :4], narrow, atol=1e-6)
@@ -135,7 +152,7 @@ def test_saved_adapter_opens_with_plain_peft(make_model, tokenizer, lora, tmp_pa
     plain = PeftModel.from_pretrained(make_model(), tmp_path).eval()
     with torch.no_grad():
         full = plain(**{k: batch[k] for k in ("input_ids", "attention_mask", "position_ids")}).logits[:, -1]
-    assert torch.allclose(full[:, backend.readout.token_ids], wanted, atol=1e-5)
+    assert torch.allclose(full[:, backend.token_ids(4)], wanted, atol=1e-5)
 
 
 def test_dora_on_the_head_falls_back_to_its_own_output(make_model):
@@ -143,8 +160,7 @@ def test_dora_on_the_head_falls_back_to_its_own_output(make_model):
     ids = torch.randint(3, 60, (2, 7))
     with torch.no_grad():
         full = model(ids).logits[:, -1]
-        ChoiceReadout(model, [5, 9])
-        assert torch.allclose(model(ids, logits_to_keep=1).logits[:, -1], full[:, [5, 9]], atol=1e-5)
+        assert torch.allclose(read_letters(model, ids, [5, 9]), full[:, [5, 9]], atol=1e-5)
 
 
 def test_methods_that_text_cannot_serve_are_refused_by_name(model, tokenizer):
