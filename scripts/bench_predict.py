@@ -216,8 +216,8 @@ def measure_ensemble(args: Any) -> dict[str, Any]:
         ensemble = AdapterEnsemble.from_pretrained([f"{folder}/run"] * args.members)
     rows, width = ensemble.run.encoded(row["question"], row["options"])
     variants = {
-        "in turn": lambda _: ensemble._in_turn(rows, width),
-        "side by side": lambda _: ensemble._together(rows, width),
+        "in turn": lambda _: ensemble.predict_in_turn(rows, width),
+        "side by side": lambda _: ensemble.predict_together(rows, width),
     }
     times = benchlib.rounds(variants, list(range(10)), args.repeats)
     ratio = benchlib.ratio(times, "side by side", "in turn")

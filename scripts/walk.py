@@ -15,6 +15,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -37,17 +38,26 @@ class Walk:
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
         code = frame.f_code
-        if event != "call" or not code.co_filename.startswith(self.package) or code.co_name == "<module>":
+        if event != "call" or not code.co_filename.startswith(self.package):
             return
-        file, function = code.co_filename[len(self.package) :], code.co_qualname
-        if not code.co_flags & 0x2:  # the body of a class, run while its module is imported
+        if self._importing(frame):
             return
+        file = code.co_filename[len(self.package) :]
+        function = getattr(code, "co_qualname", code.co_name)
         seen = self.files.setdefault(file, [])
         if function not in seen:
             if seen and file != self._current:
                 self.again.append(f"{file}: {function}")
             seen.append(function)
         self._current = file
+
+    def _importing(self, frame: FrameType | None) -> bool:
+        """Whether a call belongs to the body of a module or class, which runs when its module is imported."""
+        while frame is not None:
+            if frame.f_code.co_filename.startswith(self.package) and not frame.f_code.co_flags & CO_OPTIMIZED:
+                return True
+            frame = frame.f_back
+        return False
 
     def follow(self, work: Callable[[], Any]) -> None:
         sys.setprofile(self)

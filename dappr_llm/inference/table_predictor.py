@@ -266,14 +266,16 @@ class TablePredictor:
         own = batches[rank::world]
         if len(own) < -(-len(batches) // world):  # sharded models need as many forward passes on every rank
             own.append(batches[0])
+        passes = 1 if hidden_states else self.method.passes
         loader = DataLoader(
             rows,
             batch_sampler=own,  # type: ignore[arg-type]
             collate_fn=self.backend.collate,
             num_workers=self.settings.num_workers,
             pin_memory=self.settings.pin_memory,
+            # A loader draws a seed for its workers: without one of its own, training would notice.
+            generator=torch.Generator() if passes == 1 else None,
         )
-        passes = 1 if hidden_states else self.method.passes
         with seeded(self.settings.seed + rank) if passes > 1 else nullcontext(), self._evaluating():
             parts = [
                 map_values(self._read_batch(batch, passes, width, hidden_states), _numpy)
