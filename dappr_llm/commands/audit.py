@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..core import checkpoint
 from ..core.errors import UserError
-from ..core.processes import is_main_process, say
+from ..core.files import is_main_process, say
 from . import shared
 
 if TYPE_CHECKING:

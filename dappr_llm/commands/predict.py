@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UserError
-from ..core.processes import is_main_process, say
+from ..core.files import is_main_process, say
 from . import shared
 from .shared import PipelineOptions, Sidecars
 

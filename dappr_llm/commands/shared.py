@@ -6,12 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..core.recipe import settings
+
 if TYPE_CHECKING:
     import argparse
 
     from ..inference.ensemble import EnsemblePredictor
     from ..inference.table_predictor import TablePredictor
 
+RECIPE_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "recipe": {"help": "a YAML file, or the name of a shipped recipe (see `dappr recipes`)"},
+    "--set": {"action": "append", "default": [], "metavar": "KEY=VALUE", "help": "override a recipe value"},
+}
 SCORES = ("epistemic", "aleatoric", "entropy", "max_prob", "mutual_information", "evidence")
 
 
@@ -27,8 +33,8 @@ def add_data_root(parser: argparse.ArgumentParser) -> None:
 
 def add_recipe(parser: argparse.ArgumentParser) -> None:
     """The recipe, and `--set`."""
-    parser.add_argument("recipe", help="a YAML file, or the name of a shipped recipe (see `dappr recipes`)")
-    add_overrides(parser, "override a recipe value")
+    for name, options in RECIPE_ARGUMENTS.items():
+        parser.add_argument(name, **options)
 
 
 def add_overrides(parser: argparse.ArgumentParser, help: str) -> None:
@@ -38,7 +44,7 @@ def add_overrides(parser: argparse.ArgumentParser, help: str) -> None:
 
 def overrides(args: argparse.Namespace) -> list[str]:
     """`--set` and `--data-root` as settings of a recipe, `section.key=value`."""
-    return [*args.set, *([f"data.root={args.data_root}"] if args.data_root else [])]
+    return settings(args.set, {"data.root": args.data_root})
 
 
 def add_prediction(parser: argparse.ArgumentParser) -> None:

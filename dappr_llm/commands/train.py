@@ -6,7 +6,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..core.processes import is_main_process, say
+from ..core.files import is_main_process, say
+from ..core.recipe import load_recipe, settings
 from . import shared
 
 if TYPE_CHECKING:
@@ -25,9 +26,10 @@ EPILOG = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
-    shared.add_recipe(parser)
+    for name, options in shared.RECIPE_ARGUMENTS.items():
+        parser.add_argument(name, **options)
     parser.add_argument("--output-dir", help="where the run is written (default: runs/NAME)")
-    shared.add_data_root(parser)
+    parser.add_argument("--data-root", help="local folder with Hub datasets in their row layout")
     parser.add_argument(
         "--resume", nargs="?", const="auto", metavar="CHECKPOINT", help="go on from the last (or this) checkpoint"
     )
@@ -72,15 +74,12 @@ class TrainOptions:
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> TrainOptions:
         """From the parsed command line."""
-        output_dir = [f"train.output_dir={args.output_dir}"] if args.output_dir else []
-        settings = (*shared.overrides(args), *output_dir)
-        return cls(args.recipe, settings, args.resume, args.overwrite, args.launch, args.launch_args)
+        given = settings(args.set, {"data.root": args.data_root, "train.output_dir": args.output_dir})
+        return cls(args.recipe, tuple(given), args.resume, args.overwrite, args.launch, args.launch_args)
 
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 130 for a training that was interrupted and saved."""
-    from ..core.recipe import load_recipe
-
     options = TrainOptions.from_args(args)
     recipe = load_recipe(options.recipe, options.overrides)  # a mistake in it is found once, not once per process
     if options.launch:
@@ -111,13 +110,13 @@ def train(recipe: Recipe, resume: str | None = None, overwrite: bool = False) ->
         The folder of the finished run, or `None` if training was interrupted and saved.
     """
     from ..core import checkpoint
-    from ..core.files import folder_lock
+    from ..core.files import folder_lock, is_empty
     from ..evaluation.reporting.run_results import show_results
     from ..training.run_folder import claim_folder
 
     folder = recipe.output_dir
     with folder_lock(folder) if is_main_process() else nullcontext():
-        if is_main_process() and claim_folder(recipe, folder, resume, overwrite):
+        if is_main_process() and not is_empty(folder) and claim_folder(recipe, folder, resume, overwrite):
             say(f"{folder} holds this run already, finished; use --overwrite to train it again.")
             show_results(folder)
             return folder
@@ -129,7 +128,7 @@ def train(recipe: Recipe, resume: str | None = None, overwrite: bool = False) ->
 def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
     # torch and its friends take seconds to import: mistakes in the recipe were found before.
     from ..core import checkpoint
-    from ..core.data_checks import is_stream
+    from ..core.backend import is_stream
     from ..core.files import write_text
     from ..evaluation.reporting.run_results import finish
     from ..training.build import build_args, build_run, build_tests

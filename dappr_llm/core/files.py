@@ -1,4 +1,4 @@
-"""Atomic file writes, and a lock that lets one process at a time write a folder."""
+"""Atomic file writes, a lock that lets one process at a time write a folder, and which rank writes and prints."""
 
 from __future__ import annotations
 
@@ -55,6 +55,12 @@ def remove_leftovers(folder: PathLike) -> None:
 LOCK = ".lock"
 
 
+def is_empty(folder: PathLike) -> bool:
+    """Whether a folder does not exist or holds nothing but our lock."""
+    path = Path(folder)
+    return not path.exists() or not any(entry.name != LOCK for entry in path.iterdir())
+
+
 @contextmanager
 def folder_lock(folder: PathLike) -> Iterator[None]:
     """
@@ -88,3 +94,17 @@ def folder_lock(folder: PathLike) -> Iterator[None]:
             for parent in created:  # a run that failed before it wrote anything leaves no empty folders
                 if parent.is_dir() and not any(parent.iterdir()):
                     parent.rmdir()
+
+
+# --- ranks ----------------------------------------------------------------------------------------------------------
+
+
+def is_main_process() -> bool:
+    """Whether this process has rank 0; the launcher says so before any process group exists."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def say(text: str) -> None:
+    """Print on rank 0 only."""
+    if is_main_process():
+        print(text, flush=True)

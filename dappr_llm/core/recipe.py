@@ -145,6 +145,19 @@ def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     return build_recipe(values, str(path))
 
 
+def settings(given: Iterable[str], others: Mapping[str, str | None]) -> list[str]:
+    """
+    Overrides for `load_recipe`, from the command line.
+
+    Args:
+        given (`Iterable[str]`):
+            What `--set` was given, `section.key=value`.
+        others (`Mapping[str, str]`):
+            Keys that have a flag of their own; `None` where it was not used.
+    """
+    return [*given, *(f"{key}={value}" for key, value in others.items() if value)]
+
+
 def default_name(path: Path) -> str:
     """`obqa_mistral7b/dappr.yaml` → `obqa_mistral7b-dappr`; a recipe right in `recipes/` keeps its own name."""
     return path.stem if path.parent.name in ("recipes", "", ".") else f"{path.parent.name}-{path.stem}"

@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from ..core import checkpoint
-from ..core.backend import Backend, Batch, Row
+from ..core.backend import Backend, Batch, Row, evaluating, to_device
 from ..core.errors import UserError
 from ..core.outputs import Gathered, Outputs, Prediction, as_outputs, map_values
-from ..core.torch_utils import evaluating, to_device
 from ..evaluation.prediction_table import PredictionTable
 from ..methods import Method, name_of
 from .batching import JoinedRows, RowSet, token_batches
@@ -116,7 +115,9 @@ class TablePredictor:
                 How many options each of them offers.
         """
         # A single row has nothing to pad and nothing to share.
-        batch = to_device(self.backend.collate(rows, pack=len(rows) > 1), self.device)
+        batch: Batch = self.backend.collate(rows, pack=len(rows) > 1)
+        if self.device.type != "cpu":
+            batch = to_device(batch, self.device)
         if self.method.passes == 1:
             found = self.backend.read(self.model, batch, width).gathered()
         else:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..core import checkpoint
 from ..core.errors import UserError
-from ..core.processes import say
+from ..core.files import say
 from ..evaluation.item_texts import questions_path
 from ..evaluation.prediction_table import PredictionTable, combine
 from ..evaluation.reporting.run_results import finish

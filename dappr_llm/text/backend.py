@@ -16,20 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..core.backend import Backend, Batch, Row
-from ..core.data_checks import is_stream
+from ..core.backend import Backend, Batch, Row, is_stream
 from ..core.errors import UserError
 from ..core.outputs import Outputs
 from ..methods import Method, name_of, served_by
 from . import lm
 from .data.items import LETTERS, Columns, MCQItem, parse_item
-from .data.prepare import prepare_rows
 from .data.streams import most_options, prepare_stream
 from .forward_call import ForwardCall
 from .model_reader import ModelReader
-from .packing.decoder_layers import keep_differentiable
+from .packing.layers import keep_differentiable
 from .packing.mixed_adapters import can_mix, fits, read_members
-from .prompt import Prompt, choice_token_ids, tokenize_items
+from .prompt import Prompt, choice_token_ids, prepare_rows, tokenize_items
 from .readouts.letters import LetterReadout
 
 if TYPE_CHECKING:
@@ -345,7 +343,7 @@ class TextBackend(Backend):
 
     @property
     def packs(self) -> bool:
-        return self.reader.packing.wanted
+        return self.reader.packing
 
     def compile_blocks(self, model: nn.Module, **options: Any) -> None:
         self.reader.compile_blocks(model, **options)

@@ -37,6 +37,18 @@ def build_lora(recipe: Recipe) -> LoraConfig:
     return LoraConfig(**{**_PEFT_DEFAULTS, **recipe.lora})
 
 
+def find_task(spec: str | Mapping[str, Any] | MCQTask) -> MCQTask:
+    """A task by its name, file or description."""
+    return get_task(spec)
+
+
+def load_rows(
+    task: MCQTask, split: str, root: str | None = None, limit: int | None = None, labelled: bool = True, seed: int = 0
+) -> Dataset:
+    """Rows of one split of a task."""
+    return load_task(task, split, root, limit, labelled)
+
+
 def build_task(recipe: Recipe) -> MCQTask:
     """The training task."""
     return get_task(recipe.data.train)

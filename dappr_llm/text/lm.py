@@ -247,7 +247,7 @@ def _check_fit(model: PeftModel, folder: Path) -> None:
 
 def _portable_base(model: PeftModel, base_name: str | None) -> None:
     """Set the base model in the adapter's config to its Hub id, if known, instead of a local path."""
-    name = bundled_model.public_name(base_name)
+    name = bundled_model.HUB_ID if base_name == bundled_model.NAME else base_name
     if name is not None:
         for config in model.peft_config.values():
             config.base_model_name_or_path = name

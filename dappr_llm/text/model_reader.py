@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..core.backend import evaluating, option_rows, repeat_rows, to_device
 from ..core.errors import UserError
-from ..core.torch_utils import evaluating, option_rows, repeat_rows, to_device, without_wrapper
 from .forward_call import CURRENT, ForwardCall
-from .packing.attention import KEYWORD
-from .packing.decoder_layers import compile_blocks, unwrapped
+from .packing.attention import KEYWORD, prepare_packing
 from .packing.frozen_layers import FrozenLayers
+from .packing.layers import compile_blocks, unwrapped
 from .packing.layout import layout
-from .packing.self_check import PackingCheck
 
 _MODEL_INPUTS = ("input_ids", "attention_mask", "position_ids")
 
@@ -46,13 +46,14 @@ class ModelReader:
         packing: bool = True,
         share_prefix: bool = True,
     ):
-        core = without_wrapper(model)
-        forward = core.get_base_model().forward if hasattr(core, "get_base_model") else core.forward
+        forward = model.get_base_model().forward if hasattr(model, "get_base_model") else model.forward
         self.takes_positions = "position_ids" in inspect.signature(forward).parameters
         self.pad_token_id = pad_token_id
         self.check_tokens = list(check_tokens)
         self.share_prefix = share_prefix
-        self.packing = PackingCheck(packing and self.takes_positions)
+        self.packing = packing and self.takes_positions  # until the check says that this model cannot be packed
+        self._checked = False
+        self._lock = threading.Lock()
         self.frozen: FrozenLayers | None = None
 
     # --- collating ------------------------------------------------------------------------------------------------
@@ -61,14 +62,14 @@ class ModelReader:
         """
         Left-padded tensors of prepared rows and, if asked, the layout of the packed batch (`packed`).
 
-        `option_rows` says which rows offer how many options. It is made here on the host, so that no training step
-        has to wait for the device.
+        `option_rows`, which training needs, says which rows offer how many options. It is made here on the host, so
+        that no step has to wait for the device.
 
         Args:
             rows (`Sequence[Mapping]`):
                 With `input_ids`, and where they are known `labels`, `num_options` and `row`.
             pack (`bool`, *optional*, defaults to `True`):
-                Whether to lay out a packed batch.
+                Whether to lay out a packed batch; `False` for a single prompt, which has nothing to pad or share.
             keep_rows (`bool`, *optional*, defaults to `False`):
                 Keep the token rows, from which `repeated` lays out several stochastic passes.
         """
@@ -85,9 +86,9 @@ class ModelReader:
         for key in ("labels", "num_options", "row"):
             if key in rows[0]:
                 batch[key] = torch.as_tensor([row[key] for row in rows])
-        if "num_options" in rows[0]:
+        if "num_options" in rows[0] and pack:
             batch["option_rows"] = option_rows([row["num_options"] for row in rows])
-        if self.packing.wanted and (pack or self.frozen is not None):
+        if self.packing and (pack or self.frozen is not None):
             batch["packed"] = self._layout([row["input_ids"] for row in rows], self.share_prefix)
             if keep_rows:
                 batch["packed"]["rows"] = [list(row["input_ids"]) for row in rows]
@@ -128,6 +129,8 @@ class ModelReader:
 
     def _packs(self, model: nn.Module) -> bool:
         """Whether packed batches work with this model; tried once, with a few tiny rows."""
+        if self._checked:
+            return self.packing
         device = next(model.parameters()).device
         ids = torch.tensor(self.check_tokens, device=device)
 
@@ -138,7 +141,11 @@ class ModelReader:
         def packed(rows: list[list[int]]) -> Tensor:
             return read_packed(model, to_device(layout(rows), device), ForwardCall(ids))
 
-        return self.packing.works(model, padded, packed, self.check_tokens)
+        with self._lock:
+            if not self._checked:
+                self.packing = prepare_packing(model, padded, packed, self.check_tokens)
+                self._checked = True
+        return self.packing
 
     # --- what training arguments ask for --------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Checkpoints that survive kills and full disks: written under a hidden name, checked, then renamed."""
+"""Checkpoints that survive kills and full disks: written under a hidden name, renamed, published in one commit."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ from ..core.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import Trainer as _Trainer
+
+    from ..inference.hub import Pushed
 else:
     _Trainer = object
 
 logger = logging.getLogger(__name__)
 
 _STATE = "trainer_state.json"
+_PUSH_OPTIONS = ("private", "revision", "token", "tables", "license")  # of `hub.push`; Trainer's own are ignored
 
 
 class AtomicCheckpoints(_Trainer):
     """
-    Mixed into a `Trainer`, before it: saves all of a checkpoint or nothing.
+    Mixed into a `Trainer`, before it: saves and publishes all of a checkpoint or nothing.
 
     Checkpoints are written under a hidden name and renamed when whole, each with a manifest of sizes and SHA-256 that
     is checked before training resumes from it. A failed save leaves the last good checkpoint alone and becomes a
@@ -104,7 +107,8 @@ class AtomicCheckpoints(_Trainer):
 
         Args:
             output_dir (`str`, *optional*):
-                The folder; by default `args.output_dir`. What else is in it stays.
+                The folder; by default `args.output_dir`. What else is in it stays. With `args.push_to_hub` it is
+                uploaded too, in one commit.
         """
         if self._in_checkpoint:  # already inside a folder that is named when it is whole
             super().save_model(output_dir, _internal_call=True)
@@ -116,6 +120,8 @@ class AtomicCheckpoints(_Trainer):
             lambda: super(AtomicCheckpoints, self).save_model(str(staged), _internal_call=True), staged, final
         )
         self._together(lambda: self._publish_into(staged, final), staged, final)
+        if self.args.push_to_hub and not _internal_call:
+            self.push_saved(output_dir, "Model save")
 
     def _publish_into(self, staged: Path, final: Path) -> None:
         if self.args.should_save:
@@ -151,6 +157,57 @@ class AtomicCheckpoints(_Trainer):
         torch.distributed.all_reduce(value)
         return bool(value.item())
 
+    # --- the Hub --------------------------------------------------------------------------------------------------
+    # Trainer would write its arguments as a pickle, replace our card by a draft that PEFT then edits, and commit a
+    # folder in several steps. Here every upload is one commit with our card.
+
+    def init_hf_repo(self, token: str | None = None) -> None:
+        try:
+            super().init_hf_repo(token)
+        except Exception as error:
+            name = self.args.hub_model_id or Path(self.args.output_dir).name
+            raise UserError(f"push_to_hub is set, but {checkpoint.hub_problem(error, name)}") from None
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: the card is rendered from the checkpoint's files when it is pushed."""
+
+    def push_to_hub(self, commit_message: str | None = "End of training", **kwargs: Any) -> Pushed | None:
+        """
+        Save the model and upload it with its card, in one commit.
+
+        Args:
+            commit_message (`str`, *optional*, defaults to `"End of training"`):
+                Message of the commit.
+            kwargs:
+                `token`, `revision`, `tables` and `license` as in `dappr_llm.push`.
+
+        Returns:
+            `Pushed`: Repository, page and commit; `None` on all ranks but the first.
+        """
+        self.save_model(_internal_call=True)
+        return self.push_saved(None, commit_message or "End of training", **kwargs)
+
+    def push_saved(self, folder: str | None = None, message: str = "End of training", **kwargs: Any) -> Pushed | None:
+        """Upload a folder that was saved before (by default `args.output_dir`), without writing the model again."""
+        from ..inference import hub
+
+        if not self.is_world_process_zero():
+            return None
+        if self.hub_model_id is None:
+            self.init_hf_repo(kwargs.get("token"))
+        args = self.args
+        given = {"private": args.hub_private_repo, "revision": args.hub_revision, "token": args.hub_token}
+        given |= {key: kwargs[key] for key in _PUSH_OPTIONS if key in kwargs}
+        return hub.push(folder or str(args.output_dir), str(self.hub_model_id), message=message, **given)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if self.args.hub_strategy == "end":
+            return
+        try:
+            self.push_saved(checkpoint_folder, f"Training in progress, step {self.state.global_step}")
+        except UserError as error:  # hours of training are worth more than one upload; the last one must succeed
+            logger.warning(str(error))
+
     # --- resuming -----------------------------------------------------------------------------------------------
 
     def resume_folder(self, resume: str | bool | None) -> str | None:
@@ -162,8 +219,8 @@ class AtomicCheckpoints(_Trainer):
                 A folder; `True`: the last good one in `output_dir`; `"auto"`: the same if there is one.
         """
         found: list[Any] = [None, None]
-        if self.args.should_save:
-            manifest.tidy(self.args.output_dir)
+        if self.args.should_save and any(Path(self.args.output_dir).glob(f".*{manifest.PARTIAL}")):
+            manifest.tidy(self.args.output_dir)  # what a killed process left
         if self.is_world_process_zero():
             try:
                 found[0] = self._find(resume)

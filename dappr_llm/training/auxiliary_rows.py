@@ -112,25 +112,22 @@ def _rows(rows: Any, indices: list[int]) -> Sequence[Any]:
     return rows.__getitems__(indices) if hasattr(rows, "__getitems__") else [rows[i] for i in indices]
 
 
-def training_rows(trainer: DAPPrTrainer, rows: Any, auxiliary: Any, share: float, args: DAPPrConfig) -> Any:
+def mixed_rows(trainer: DAPPrTrainer, labelled: Any, auxiliary: Any, share: float, args: DAPPrConfig) -> MixedRows:
     """
-    The training set of a trainer: its labelled rows with augmentation, mixed with auxiliary ones if there are any.
+    The training set of a trainer whose method learns from auxiliary rows.
 
     Args:
         trainer (`DAPPrTrainer`):
-            Keeps the labelled rows; its method says whether it wants auxiliary ones.
-        rows, auxiliary:
-            Labelled and auxiliary rows of any layout.
+            Prepares the auxiliary rows; its method must want them.
+        labelled:
+            Prepared labelled rows.
+        auxiliary:
+            Auxiliary rows of any layout; a missing set is an error.
         share (`float`):
             Share of auxiliary rows in an epoch.
         args (`DAPPrConfig`):
             The seed.
     """
-    if auxiliary is not None or "auxiliary_rows" in trainer.method.needs:
-        check_auxiliary(trainer.method, trainer.method_name, auxiliary is not None)
-    trainer.labelled_rows = trainer.prepare(rows, "train_dataset")
-    found = trainer.backend.augmented(trainer.labelled_rows)
-    if auxiliary is None:
-        return found
+    check_auxiliary(trainer.method, trainer.method_name, auxiliary is not None)
     prepared = trainer.backend.augmented(trainer.prepare(auxiliary, "auxiliary_dataset", labelled=False))
-    return MixedRows(found, prepared, share, args.data_seed or args.seed)
+    return MixedRows(labelled, prepared, share, args.data_seed or args.seed)

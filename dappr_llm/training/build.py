@@ -9,9 +9,7 @@ from ..core.backend import Backend
 from ..core.errors import UserError
 from ..core.recipe import Recipe, check_keys
 from ..inference.batching import RowSet
-from ..inference.modality import find_task, load_rows
 from ..methods import Method, get_method
-from ..vision.build import is_image_recipe
 from .config import DAPPrConfig
 
 if TYPE_CHECKING:
@@ -73,13 +71,20 @@ def build_rows(recipe: Recipe, seed: int = 0) -> tuple[Any, Any]:
 
 
 def _modality(recipe: Recipe) -> Any:
-    """`text.build` or `vision.build`: `build_task`, `build_data` and `build_model` of either."""
-    if is_image_recipe(recipe):
+    """`text.build` or `vision.build`, which have functions of the same names."""
+    if recipe.model.backbone is not None:
         from ..vision import build
 
         return build
     from ..text import build as text_build
 
+    try:
+        text_build.build_task(recipe)
+    except UserError:
+        from ..vision.build import is_image_recipe
+
+        is_image_recipe(recipe)  # says so if it is a task of images that lacks its backbone
+        raise
     return text_build
 
 
@@ -111,29 +116,30 @@ def load_auxiliary(recipe: Recipe, method: Method, own: Any, seed: int) -> Any:
     from ..vision.build import is_noise, noise
     from .auxiliary_rows import check_auxiliary, check_names
 
-    data, images = recipe.data, is_image_recipe(recipe)
+    data, build = recipe.data, _modality(recipe)
     check_auxiliary(method, recipe.method["name"], data.auxiliary is not None)
-    if images and is_noise(data.auxiliary):
+    if recipe.model.backbone is not None and is_noise(data.auxiliary):
         return noise(recipe, own, seed)
-    modality = "vision" if images else "text"
-    task = find_task(data.auxiliary, modality)
-    check_names(recipe.name, task.name, own.name, [find_task(spec, modality).name for spec in data.ood])
-    return load_rows(task, data.auxiliary_split, data.root, labelled=False, seed=seed)
+    task = build.find_task(data.auxiliary)
+    check_names(recipe.name, task.name, own.name, [build.find_task(spec).name for spec in data.ood])
+    return build.load_rows(task, data.auxiliary_split, data.root, labelled=False, seed=seed)
 
 
 def build_tests(recipe: Recipe) -> tuple[RowSet | None, list[RowSet]]:
     """Rows of the ID test (if there is a test split) and of each OOD test, read before any training."""
-    data, own = recipe.data, _modality(recipe).build_task(recipe)
-    modality = "vision" if is_image_recipe(recipe) else "text"
+    data, build = recipe.data, _modality(recipe)
+    own, name = build.build_task(recipe), recipe.output_dir.name
     id_set = None
     if data.test_split:
-        rows = load_rows(own, data.test_split, data.root, data.max_test_samples)
-        id_set = RowSet.of_task(rows, own, data.test_split, recipe.output_dir.name)
+        rows = build.load_rows(own, data.test_split, data.root, data.max_test_samples)
+        meta = {"checkpoint": name, "task_num_choices": getattr(own, "num_choices", None)}
+        id_set = RowSet(rows, own.name, data.test_split, meta)
     ood: list[RowSet] = []
     for spec in data.ood:
-        task = find_task(spec, modality)
+        task = build.find_task(spec)
         if task.name in [each.task for each in ood] or task.name == own.name:
             raise UserError(f"{recipe.name}: data.ood names {task.name!r} twice, or it is the training task")
-        rows = load_rows(task, data.ood_split, data.root, data.max_test_samples, labelled=False)
-        ood.append(RowSet.of_task(rows, task, data.ood_split, recipe.output_dir.name))
+        rows = build.load_rows(task, data.ood_split, data.root, data.max_test_samples, labelled=False)
+        meta = {"checkpoint": name, "task_num_choices": getattr(task, "num_choices", None)}
+        ood.append(RowSet(rows, task.name, data.ood_split, meta))
     return id_set, ood

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import TrainingArguments
@@ -12,6 +14,12 @@ from transformers import TrainingArguments
 from ..core.errors import UserError
 from ..evaluation.metric_columns import LOWER_IS_BETTER
 from .epoch_schedules import check_schedule
+
+if TYPE_CHECKING:
+    from .callbacks.interrupt import InterruptCallback
+    from .callbacks.method_hooks import MethodHooks
+    from .callbacks.nonfinite_guard import NonFiniteGuard
+    from .trainer import DAPPrTrainer
 
 _TRACKERS = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "trackio": ("trackio",)}
 
@@ -132,3 +140,39 @@ class DAPPrConfig(TrainingArguments):
         for name in self.report_to if isinstance(self.report_to, list) else [self.report_to]:
             if name in _TRACKERS and all(importlib.util.find_spec(module) is None for module in _TRACKERS[name]):
                 raise UserError(f"train.report_to: {name} needs its package: pip install {_TRACKERS[name][0]}")
+
+    def install_callbacks(
+        self, trainer: DAPPrTrainer, ood_datasets: Mapping[str, Any] | None = None
+    ) -> tuple[InterruptCallback, NonFiniteGuard, MethodHooks | None]:
+        """
+        Add the callbacks that these arguments, and the trainer's method, ask for.
+
+        Args:
+            trainer (`DAPPrTrainer`):
+                The trainer.
+            ood_datasets (`Mapping[str, Dataset]`, *optional*):
+                What `monitor_ood_rows` watches.
+
+        Returns:
+            `tuple`: Those that the trainer talks to itself.
+        """
+        from .callbacks.interrupt import InterruptCallback
+        from .callbacks.nonfinite_guard import NonFiniteGuard
+
+        interrupt, guard, hooks = InterruptCallback(), NonFiniteGuard(trainer), None
+        trainer.add_callback(interrupt)
+        trainer.add_callback(guard)
+        if trainer.method.needs or trainer.backend.has_head:
+            from .callbacks.method_hooks import MethodHooks
+
+            hooks = MethodHooks(trainer)
+            trainer.add_callback(hooks)
+        if self.eval_every_epochs:
+            from .callbacks.every_epochs import EveryEpochs
+
+            trainer.add_callback(EveryEpochs(self.eval_every_epochs))
+        if self.monitor_ood_rows:
+            from .callbacks.ood_monitor import OODMonitor
+
+            trainer.add_callback(OODMonitor(trainer, ood_datasets or {}, self.monitor_ood_rows))
+        return interrupt, guard, hooks

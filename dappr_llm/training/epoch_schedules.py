@@ -1,4 +1,4 @@
-"""Learning rates by whole epochs, as the papers' training loops have them, and where in its epochs a training is."""
+"""Learning rates by whole epochs, as the papers' training loops have them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..core.data_checks import is_stream
 from ..core.errors import UserError, nearest
-from ..methods.base import Method, Progress, Scheduled
 
 if TYPE_CHECKING:
-    from transformers import Trainer
+    pass
 
 _KINDS: dict[str, dict[str, float]] = {
     "step": {"every": 20, "factor": 0.1},
@@ -65,28 +63,3 @@ def epoch_schedule(args: Any, optimizer: Any, steps_per_epoch: float) -> Any:
         return learning_rate(args.epoch_schedule, args.learning_rate, epoch, epochs) / args.learning_rate
 
     return LambdaLR(optimizer, factor)
-
-
-def training_progress(trainer: Trainer) -> Progress:
-    """Where training stands; schedules of coefficients count whole epochs from 0, of `epoch_rows` rows on a stream."""
-    args, state = trainer.args, trainer.state
-    if not is_stream(trainer.train_dataset):
-        epochs = state.num_train_epochs or math.ceil(args.num_train_epochs)
-        return Progress(epoch=state.epoch or 0.0, epochs=epochs)
-    if not args.epoch_rows:
-        return Progress(epoch=0.0, epochs=1.0)
-    batch = trainer.get_total_train_batch_size(args)
-    return Progress(epoch=state.global_step * batch / args.epoch_rows, epochs=args.max_steps * batch / args.epoch_rows)
-
-
-def check_stream(dataset: Any, args: Any, method: Method) -> None:
-    """Refuse what training from a stream cannot do, before anything is trained."""
-    if not is_stream(dataset):
-        return
-    if args.max_steps <= 0:
-        raise UserError("Training from a stream needs train.max_steps, since its length is not known")
-    if isinstance(method, Scheduled) and method.schedule != "constant" and not args.epoch_rows:
-        raise UserError(
-            f"method.schedule: {method.schedule} counts epochs, and a stream has none: set train.epoch_rows (rows "
-            "that count as one), or schedule: constant"
-        )

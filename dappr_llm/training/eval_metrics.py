@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ..core.backend import option_rows
 from ..core.outputs import as_outputs, map_values
-from ..core.torch_utils import option_rows
 from ..evaluation.evaluators import evaluate_id
 from ..inference.stochastic_passes import seeded
 from ..inference.table_predictor import PredictionSettings, TablePredictor
 from ..methods import Progress
 from .evidence import evidence_summary
-from .row_losses import row_losses
+from .losses import row_losses
 
 if TYPE_CHECKING:
     from transformers import EvalPrediction

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..core.backend import Backend
+from ..core.backend import Backend, evaluating, to_device
 from ..core.errors import UserError
 from ..core.outputs import Outputs
 from ..methods import Method, Progress
 
+if TYPE_CHECKING:
+    from .trainer import DAPPrTrainer
+
 logger = logging.getLogger(__name__)
 
+_PROBE_ROWS = 64  # training rows read once to know where the logits start
 DEAD = -5.0  # logits below this carry almost no evidence and almost no gradient
 _QUANTILES = {"q10": 0.1, "q50": 0.5, "q90": 0.9}
 
@@ -234,20 +239,9 @@ def evidence_summary(table: Any, out: Outputs) -> dict[str, float]:
     return found
 
 
-def settle_offset(backend: Backend, method: Method, wanted: float | str | None, probe: Callable[[], Tensor]) -> None:
-    """
-    Fix the evidence offset before training, and log where the answer logits start.
-
-    Args:
-        backend (`Backend`):
-            Whose offset is set.
-        method (`Method`):
-            Methods without evidence need no offset.
-        wanted (`float` or `"auto"`, *optional*):
-            `DAPPrConfig.evidence_offset`.
-        probe (`Callable`):
-            Answer logits of a few training rows, read with the backend's offset.
-    """
+def settle_offset(trainer: DAPPrTrainer) -> None:
+    """Fix the evidence offset (`DAPPrConfig.evidence_offset`) before training, and log where answer logits start."""
+    backend, method, wanted = trainer.backend, trainer.method, trainer.args.evidence_offset
     if wanted is not None and wanted != "auto":
         backend.evidence_offset = float(wanted)
     if backend.has_head:  # it reads the model's own logits, if there are any
@@ -259,7 +253,7 @@ def settle_offset(backend: Backend, method: Method, wanted: float | str | None, 
         return
     if wanted == "auto":
         backend.evidence_offset = 0.0
-    start = probe()
+    start = first_logits(trainer)
     if wanted == "auto":
         backend.evidence_offset = round(1.0 - start.mean().item(), 2)
         start = start + backend.evidence_offset
@@ -273,6 +267,17 @@ def settle_offset(backend: Backend, method: Method, wanted: float | str | None, 
             f"Answer logits start at {mean:.1f} on average: evidence is dead there and its gradient vanishes; set "
             "train.evidence_offset: auto"
         )
+
+
+@torch.no_grad()
+def first_logits(trainer: DAPPrTrainer) -> Tensor:
+    """Answer logits `[N, K]` of the first training rows, before the model is wrapped for training."""
+    rows = list(islice(iter(trainer.train_dataset), _PROBE_ROWS))
+    size, backend, model = trainer.args.per_device_eval_batch_size, trainer.backend, trainer.model
+    chunks = [backend.collate(rows[i : i + size]) for i in range(0, len(rows), size)]
+    with evaluating(model):
+        logits = [backend.read(model, to_device(chunk, trainer.args.device)).logits for chunk in chunks]
+    return torch.cat(logits)[:, : backend.num_choices].float().cpu()
 
 
 def split_stats(values: dict[str, Tensor], labels: Tensor) -> dict[str, Tensor]:

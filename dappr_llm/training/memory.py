@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..core.data_checks import is_stream
-from ..core.torch_utils import evaluating, to_device
+from ..core.backend import evaluating, is_stream, to_device
 
 if TYPE_CHECKING:
     from .trainer import DAPPrTrainer

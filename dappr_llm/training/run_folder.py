@@ -9,7 +9,7 @@ from typing import Any
 
 from ..core import checkpoint, manifest
 from ..core.errors import UserError
-from ..core.files import LOCK, remove_leftovers
+from ..core.files import is_empty, remove_leftovers
 from ..core.recipe import Recipe, load_recipe
 
 # Settings of the train section that change speed, logging or places but not the trained weights: a run may be resumed
@@ -46,7 +46,7 @@ def claim_folder(recipe: Recipe, folder: Path, resume: str | None, overwrite: bo
         `bool`: Whether the run in the folder is this one and finished.
     """
     remove_leftovers(folder)
-    if not folder.exists() or not any(entry.name != LOCK for entry in folder.iterdir()):
+    if is_empty(folder):
         return False
     path = folder / checkpoint.RECIPE
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""What `DAPPrTrainer` writes into a checkpoint folder, and how such a folder goes to the Hub."""
+"""What `DAPPrTrainer` writes into a checkpoint folder."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core import checkpoint
-from ..core.data_checks import is_stream
+from ..core.backend import is_stream
 from ..core.files import write_text
 from ..inference.card import save_card
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..inference.hub import Pushed
     from .trainer import DAPPrTrainer
-
-_PUSH_OPTIONS = ("private", "revision", "token", "tables", "license")
 
 
 def write_checkpoint(trainer: DAPPrTrainer, folder: Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
@@ -50,29 +47,3 @@ def write_checkpoint(trainer: DAPPrTrainer, folder: Path, state_dict: Mapping[st
         trainer.fingerprints = trainer.backend.fingerprints(rows)
     if trainer.fingerprints:
         checkpoint.save_fingerprints(folder, trainer.fingerprints)
-
-
-def push_folder(trainer: DAPPrTrainer, folder: str | None, message: str, options: Mapping[str, Any]) -> Pushed | None:
-    """
-    Upload a folder that was saved before, in one commit; `None` on all ranks but the first.
-
-    Args:
-        trainer (`DAPPrTrainer`):
-            Its arguments say where to.
-        folder (`str`, *optional*):
-            By default `args.output_dir`.
-        message (`str`):
-            Of the commit.
-        options (`Mapping`):
-            Arguments of `dappr_llm.push` that differ from the trainer's; others, such as Trainer's own, are ignored.
-    """
-    from ..inference import hub
-
-    if not trainer.is_world_process_zero():
-        return None
-    if trainer.hub_model_id is None:
-        trainer.init_hf_repo(options.get("token"))
-    args = trainer.args
-    given = {"private": args.hub_private_repo, "revision": args.hub_revision, "token": args.hub_token}
-    given |= {key: options[key] for key in _PUSH_OPTIONS if key in options}
-    return hub.push(folder or str(args.output_dir), str(trainer.hub_model_id), message=message, **given)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,34 +13,27 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
 
 from ..core import checkpoint
-from ..core.backend import Backend
-from ..core.errors import UserError
+from ..core.backend import Backend, option_rows
 from ..core.outputs import Gathered
-from ..core.torch_utils import evaluating, option_rows, to_device
 from ..evaluation.prediction_table import PredictionTable
 from ..inference.batching import RowSet
 from ..inference.stochastic_passes import read_passes, seeded
 from ..methods import Method, get_method, name_of
 from .atomic_checkpoints import AtomicCheckpoints
-from .auxiliary_rows import training_rows
-from .callbacks import install_callbacks
 from .config import DAPPrConfig
-from .epoch_schedules import check_stream, epoch_schedule, training_progress
+from .epoch_schedules import epoch_schedule
 from .eval_metrics import build_predictor, eval_metrics
 from .evidence import StepLog, settle_offset
-from .row_losses import last_batch_weights, row_losses
+from .losses import check_stream, row_losses, training_progress, weigh_last_batch
 from .samplers import eval_sampler, train_sampler
-from .saving import push_folder, write_checkpoint
+from .saving import write_checkpoint
 
 if TYPE_CHECKING:
     from transformers import EvalPrediction
 
-    from ..inference.hub import Pushed
     from ..inference.table_predictor import TablePredictor
 
 logger = logging.getLogger(__name__)
-
-_PROBE_ROWS = 64  # training rows read once to know where the logits start
 
 
 class DAPPrTrainer(AtomicCheckpoints, Trainer):
@@ -112,8 +104,13 @@ class DAPPrTrainer(AtomicCheckpoints, Trainer):
         self.backend = backend
         self.labelled_rows: Any = None  # training rows without auxiliary ones
         self.fingerprints: list[str] | None = None
-        if train_dataset is not None or auxiliary_dataset is not None:
-            train_dataset = training_rows(self, train_dataset, auxiliary_dataset, auxiliary_share, args)
+        if train_dataset is not None:
+            self.labelled_rows = self.prepare(train_dataset, "train_dataset")
+            train_dataset = backend.augmented(self.labelled_rows)
+            if auxiliary_dataset is not None or "auxiliary_rows" in self.method.needs:
+                from .auxiliary_rows import mixed_rows
+
+                train_dataset = mixed_rows(self, train_dataset, auxiliary_dataset, auxiliary_share, args)
         self.step_log = StepLog(self.method, backend)
         super().__init__(
             model=model,
@@ -127,7 +124,7 @@ class DAPPrTrainer(AtomicCheckpoints, Trainer):
             **kwargs,
         )
         self.label_names = ["labels"]
-        self.interrupt, self.guard, self.hooks = install_callbacks(self, ood_datasets)
+        self.interrupt, self.guard, self.hooks = args.install_callbacks(self, ood_datasets)
         if self._compiles_blocks:
             mode = {"mode": args.torch_compile_mode} if args.torch_compile_mode else {}
             backend.compile_blocks(self.model, backend=args.torch_compile_backend, **mode)
@@ -166,7 +163,7 @@ class DAPPrTrainer(AtomicCheckpoints, Trainer):
             self.backend.evidence_offset = config["evidence_offset"]
             logger.info(f"Resuming from {resume}")
         else:
-            settle_offset(self.backend, self.method, self.args.evidence_offset, self._probe)
+            settle_offset(self)
         if self.args.checkpoint_if_needed:
             from .memory import settle_gradient_checkpointing
 
@@ -175,16 +172,6 @@ class DAPPrTrainer(AtomicCheckpoints, Trainer):
             return super().train(resume_from_checkpoint=resume or None, **kwargs)
         finally:
             self.interrupt.restore()
-
-    @torch.no_grad()
-    def _probe(self) -> Tensor:
-        """Answer logits of the first training rows, before the model is wrapped for training."""
-        rows = list(islice(iter(self.train_dataset), _PROBE_ROWS))
-        size = self.args.per_device_eval_batch_size
-        chunks = [self.backend.collate(rows[i : i + size]) for i in range(0, len(rows), size)]
-        with evaluating(self.model):
-            logits = [self.backend.read(self.model, to_device(chunk, self.args.device)).logits for chunk in chunks]
-        return torch.cat(logits)[:, : self.backend.num_choices].float().cpu()
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -224,10 +211,7 @@ class DAPPrTrainer(AtomicCheckpoints, Trainer):
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
         """As Trainer's; rows with which accelerate pads the last batch of an epoch get a loss weight of 0."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        state = self.accelerator.gradient_state
-        if self.args.world_size > 1 and batches and state.end_of_dataloader and state.remainder > 0:
-            ranks = (state.remainder, self.args.world_size, self.args.process_index)
-            batches[-1]["loss_weights"] = last_batch_weights(len(batches[-1]["labels"]), *ranks)
+        weigh_last_batch(batches, self.accelerator.gradient_state, self.args)
         return batches, items
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
@@ -306,53 +290,5 @@ class DAPPrTrainer(AtomicCheckpoints, Trainer):
 
     # --- saving ---------------------------------------------------------------------------------------------------
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model for `load_checkpoint` and PEFT; with `args.push_to_hub` it is uploaded too, in one commit."""
-        super().save_model(output_dir, _internal_call)
-        if self.args.push_to_hub and not _internal_call:
-            self.push_saved(output_dir, "Model save")
-
     def _save(self, output_dir: str | None = None, state_dict: Mapping[str, Tensor] | None = None) -> None:
         write_checkpoint(self, Path(output_dir or self.args.output_dir), state_dict)
-
-    # --- the Hub --------------------------------------------------------------------------------------------------
-    # Trainer would write its arguments as a pickle, replace our card by a draft that PEFT then edits, and commit a
-    # folder in several steps. Here every upload is one commit with our card.
-
-    def init_hf_repo(self, token: str | None = None) -> None:
-        try:
-            super().init_hf_repo(token)
-        except Exception as error:
-            name = self.args.hub_model_id or Path(self.args.output_dir).name
-            raise UserError(f"push_to_hub is set, but {checkpoint.hub_problem(error, name)}") from None
-
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the card is rendered from the checkpoint's files when it is pushed."""
-
-    def push_to_hub(self, commit_message: str | None = "End of training", **kwargs: Any) -> Pushed | None:
-        """
-        Save the model and upload it with its card, in one commit.
-
-        Args:
-            commit_message (`str`, *optional*, defaults to `"End of training"`):
-                Message of the commit.
-            kwargs:
-                `token`, `revision`, `tables` and `license` as in `dappr_llm.push`.
-
-        Returns:
-            `Pushed`: Repository, page and commit; `None` on all ranks but the first.
-        """
-        self.save_model(_internal_call=True)
-        return self.push_saved(None, commit_message or "End of training", **kwargs)
-
-    def push_saved(self, folder: str | None = None, message: str = "End of training", **kwargs: Any) -> Pushed | None:
-        """Upload a folder that was saved before (by default `args.output_dir`), without writing the model again."""
-        return push_folder(self, folder, message, kwargs)
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        if self.args.hub_strategy == "end":
-            return
-        try:
-            self.push_saved(checkpoint_folder, f"Training in progress, step {self.state.global_step}")
-        except UserError as error:  # hours of training are worth more than one upload; the last one must succeed
-            logger.warning(str(error))

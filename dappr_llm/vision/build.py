@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,27 @@ def is_image_recipe(recipe: Recipe) -> bool:
     if recipe.model.backbone is None and is_image_task(recipe.data.train):
         raise UserError(f"{recipe.name}: data.train is a task of images: name a model.backbone (convnet, resnet18, …)")
     return recipe.model.backbone is not None
+
+
+def find_task(spec: str | Mapping[str, Any] | ImageTask) -> ImageTask:
+    """A task by its name, file or description."""
+    from .data.tasks import get_image_task
+
+    return get_image_task(spec)
+
+
+def load_rows(
+    task: ImageTask,
+    split: str,
+    root: str | None = None,
+    limit: int | None = None,
+    labelled: bool = True,
+    seed: int = 0,
+) -> ImageRows:
+    """Rows of one split of a task; the seed decides which training rows validate."""
+    from .data.tasks import load_image_task
+
+    return load_image_task(task, split, root, limit, labelled, seed)
 
 
 def build_task(recipe: Recipe) -> ImageTask:

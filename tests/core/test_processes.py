@@ -1,6 +1,6 @@
 """Rank 0 prints; others do not."""
 
-from dappr_llm.core.processes import is_main_process, say
+from dappr_llm.core.files import is_main_process, say
 
 
 def test_only_rank_0_prints(monkeypatch, capsys):

@@ -14,7 +14,7 @@ import yaml
 
 from dappr_llm import UserError
 from dappr_llm.scale import launch
-from dappr_llm.training.row_losses import last_batch_weights
+from dappr_llm.training.losses import last_batch_weights
 
 ROOT = Path(__file__).resolve().parents[2]
 ENV = {

@@ -5,7 +5,7 @@ import torch
 from tiny import build_model, make_rows
 
 from dappr_llm import DAPPrConfig, DAPPrTrainer, UserError
-from dappr_llm.text.packing.decoder_layers import decoder_layers
+from dappr_llm.text.packing.layers import decoder_layers
 from dappr_llm.training import memory as stepping
 from dappr_llm.training.memory import free_bytes, kept_bytes
 

@@ -13,8 +13,8 @@ from training_runs import METHOD, StopAt, build, config, steps, weights
 
 from dappr_llm import DAPPrTrainer, UserError, load_checkpoint
 from dappr_llm.methods.dappr import DAPPr
-from dappr_llm.training.epoch_schedules import training_progress
 from dappr_llm.training.evidence import ChanceMonitor
+from dappr_llm.training.losses import training_progress
 
 
 def test_accumulation_equals_a_large_batch(tmp_path, tokenizer, lora):

@@ -14,7 +14,7 @@ from dappr_llm.core.recipe import list_recipes, load_recipe
 from dappr_llm.methods import METHODS
 from dappr_llm.scale.sweep import load_table
 from dappr_llm.training.auxiliary_rows import check_auxiliary
-from dappr_llm.training.callbacks import check_arguments
+from dappr_llm.training.callbacks.method_hooks import check_arguments
 from dappr_llm.vision.data.tasks import load_image_task
 
 QUICK = [

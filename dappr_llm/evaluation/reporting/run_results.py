@@ -9,7 +9,7 @@ from typing import Any
 
 from ...core import checkpoint
 from ...core.errors import UserError
-from ...core.processes import is_main_process, say
+from ...core.files import is_main_process, say
 from ..bootstrap import RESAMPLES, bootstrap
 from ..evaluators import evaluate_tables
 from ..item_texts import save_questions

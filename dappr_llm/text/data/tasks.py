@@ -181,7 +181,7 @@ class ItemRows(list[dict[str, Any]]):
         return [row[key] for row in self] if isinstance(key, str) else super().__getitem__(key)
 
     def to_dataset(self) -> Dataset:
-        return _as_dataset(self)
+        return as_dataset(self)
 
 
 def load_items(
@@ -240,7 +240,7 @@ def with_naming(items: Dataset, share: float) -> Dataset:
     return items.map(rename)
 
 
-def _as_dataset(items: list[dict[str, Any]]) -> Dataset:
+def as_dataset(items: list[dict[str, Any]]) -> Dataset:
     from datasets import Dataset, Features, List, Value
 
     features = Features(

@@ -3,24 +3,104 @@ Attention over packed batches, under names of our own.
 
 `dappr_packed_sdpa` and `dappr_packed_flash_attention_*` are registered beside transformers' functions, which stay what
 they are. A model of ours is given one of these names in a config of its own; no other model in the process is touched.
-Called without a layout, as for padded batches, they hand over to the function they were made from.
+Called without a layout, as for padded batches, they hand over to the function they were made from. Whether a model
+understands packed batches is tried once, with the model itself (`prepare_packing`).
 """
 
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .decoder_layers import unwrapped
+from ...core.backend import evaluating
+from .layers import LastLayer, find_last_layer, unwrapped
+
+logger = logging.getLogger(__name__)
+
+Rows = list[list[int]]  # token ids
 
 KEYWORD = "packed"
 PREFIX = "dappr_packed_"
 _FLASH = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
 _FORMS = ("sdpa", *_FLASH)
+
+
+def prepare_packing(
+    model: nn.Module,
+    padded: Callable[[Rows], Tensor],
+    packed: Callable[[Rows], Tensor],
+    tokens: Sequence[int],
+) -> bool:
+    """
+    Switch a model to packed attention, if packed batches then give what padded ones give.
+
+    Which models do cannot be read off their names: custom attention, recurrent layers, prompt tuning and wrappers that
+    split batches all stand in the way. So four tiny rows are read both ways; where the logits differ, or the model
+    raises, it is switched back, every batch is computed with padding, and the log says why.
+
+    Args:
+        model (`nn.Module`):
+            The model, wrapped or not.
+        padded, packed (`Callable`):
+            Logits of rows of token ids, computed either way.
+        tokens (`Sequence[int]`):
+            Two or more token ids to make rows of.
+    """
+    reason = _switch(model, padded, packed, tokens)
+    if reason is not None:
+        logger.info(f"{type(model).__name__} is computed with padding: {reason}")
+    return reason is None
+
+
+def _switch(
+    model: nn.Module,
+    padded: Callable[[Rows], Tensor],
+    packed: Callable[[Rows], Tensor],
+    tokens: Sequence[int],
+) -> str | None:
+    """Why the model was not switched; `None` if it was."""
+    if isinstance(model, nn.DataParallel):
+        return "DataParallel would split packed batches; start one process per device instead"
+    a, b = tokens[0], tokens[1]
+    rows = [[a, b, a, b, b], [a, b, a], [a, b, b, a], [a, b, a, b, b]]
+    with torch.no_grad(), evaluating(model):
+        wanted = padded(rows)
+        undo = use_packed_attention(model)
+        if undo is None:
+            return "its attention function has no packed form"
+        layer = find_last_layer(model)
+        reason: str | None = ""
+        if layer is not None:
+            hooks = LastLayer(layer)
+            reason = _difference(model, wanted, lambda: packed(rows))
+            if reason is not None:
+                hooks.remove()
+        if reason is not None:  # once more with the whole last layer
+            reason = _difference(model, wanted, lambda: packed(rows))
+    if reason is not None:
+        undo()
+    return reason
+
+
+def _difference(model: nn.Module, wanted: Tensor, read: Callable[[], Tensor]) -> str | None:
+    """Why packed rows are not what they should be; `None` if they are."""
+    try:
+        found = read()
+    except Exception as error:  # whatever a model does with a keyword it does not know
+        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    if found.shape != wanted.shape:
+        return f"it returned logits of shape {tuple(found.shape)}, not {tuple(wanted.shape)}"
+    precise = next(model.parameters()).dtype in (torch.float32, torch.float64)
+    allowed = (1e-3 if precise else 5e-2) * (1 + wanted.abs().max())
+    apart = (found - wanted).abs().max()
+    if not apart <= allowed:  # NaN too
+        return f"packed rows came out different by {apart.item():.2g}"
+    return None
 
 
 def use_packed_attention(model: nn.Module) -> Callable[[], None] | None:

@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ...core.backend import evaluating, to_device
 from ...core.errors import UserError
 from ...core.feature_store import FeatureStore, content_key
-from ...core.torch_utils import evaluating, to_device
 from ..forward_call import CURRENT
-from .decoder_layers import decoder_layers, unwrapped
+from .layers import decoder_layers, unwrapped
 from .layout import layout
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ...core.torch_utils import to_device
+from ...core.backend import to_device
 
 if TYPE_CHECKING:
     from ..backend import TextBackend

@@ -9,15 +9,30 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
+from ...core.backend import without_wrapper
+from ...core.errors import UserError
 from ...core.outputs import Outputs
-from ...core.torch_utils import without_wrapper
 from ...inference.stochastic_passes import seeded
-from ..epoch_schedules import training_progress
+from ...methods import Method
+from ..losses import training_progress
 
 if TYPE_CHECKING:
     from ..trainer import DAPPrTrainer
 
 logger = logging.getLogger(__name__)
+
+_SINGLE_BACKWARD = ("fp16", "bf16", "gradient_checkpointing", "torch_compile")
+
+
+def check_arguments(method: Method, args: Any) -> None:
+    """Refuse training arguments under which a loss cannot be differentiated twice."""
+    if "input_grad" not in method.needs:
+        return
+    for name in _SINGLE_BACKWARD:
+        if getattr(args, name, False):
+            raise UserError(
+                f"{type(method).__name__} differentiates its loss twice, and train.{name} forbids that; leave it out"
+            )
 
 
 def head_of(model: nn.Module) -> nn.Module | None:
@@ -55,6 +70,7 @@ class MethodHooks(TrainerCallback):
     """
 
     def __init__(self, trainer: DAPPrTrainer):
+        check_arguments(trainer.method, trainer.args)
         self.trainer = trainer
         self.needs: frozenset[str] = trainer.method.needs
         self._seen: list[tuple[Outputs, Tensor]] = []

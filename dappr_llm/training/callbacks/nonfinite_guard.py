@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from ...core.data_checks import is_stream
+from ...core.backend import is_stream
 from ...core.errors import UserError
 
 if TYPE_CHECKING:

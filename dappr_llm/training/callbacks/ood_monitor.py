@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ from ...core.errors import UserError
 
 if TYPE_CHECKING:
     from ..trainer import DAPPrTrainer
+
+logger = logging.getLogger(__name__)
 
 
 class OODMonitor(TrainerCallback):
@@ -31,6 +34,8 @@ class OODMonitor(TrainerCallback):
     def __init__(self, trainer: DAPPrTrainer, sets: Mapping[str, Any], rows: int):
         if rows < 1:
             raise UserError(f"monitor_ood_rows must be at least 1, got {rows}")
+        if not sets:
+            logger.warning("monitor_ood_rows is set without OOD rows: give data.ood (ood_datasets in Python)")
         self.trainer = trainer
         self.sets = {name: _first(dataset, rows) for name, dataset in sets.items()}
 

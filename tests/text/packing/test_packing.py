@@ -16,7 +16,7 @@ from dappr_llm.methods import dirichlet, get_method
 from dappr_llm.text.backend import TextBackend
 from dappr_llm.text.packing import attention
 from dappr_llm.text.packing import layout as packing
-from dappr_llm.text.packing.decoder_layers import decoder_layers
+from dappr_llm.text.packing.layers import decoder_layers
 
 SIZES = {"vocab_size": 80, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "pad_token_id": 0}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
@@ -305,7 +305,7 @@ def test_another_model_is_untouched_before_during_and_after(tokenizer):
 
 
 def test_a_model_that_cannot_be_packed_gets_its_attention_back(tokenizer, monkeypatch):
-    monkeypatch.setattr("dappr_llm.text.packing.self_check._difference", lambda *_: "it says no")
+    monkeypatch.setattr("dappr_llm.text.packing.attention._difference", lambda *_: "it says no")
     model = make("llama")
     backend = backend_of(model, tokenizer)
     backend.read(model, backend.collate(list(backend.prepare(make_rows(4)))))

@@ -1,14 +1,23 @@
-"""A method's loss terms for a batch whose rows offer different numbers of options."""
+"""A method's loss terms per row, the loss weights of a padded batch, and how far training has progressed."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ..core.backend import is_stream
+from ..core.errors import UserError
 from ..core.outputs import Outputs
 from ..methods import Method, Progress
+from ..methods.base import Scheduled
+
+if TYPE_CHECKING:
+    from accelerate.state import GradientState
+    from transformers import Trainer, TrainingArguments
 
 Terms = dict[str, Tensor]  # one value per row, by name
 
@@ -77,3 +86,35 @@ def last_batch_weights(size: int, real: int, world_size: int, rank: int) -> Tens
     """
     own = min(max(real - rank * size, 0), size)
     return torch.cat([torch.full((own,), world_size / real), torch.zeros(size - own)])
+
+
+def weigh_last_batch(batches: list[dict[str, Any]], state: GradientState, args: TrainingArguments) -> None:
+    """Give the rows of the last batch of an epoch their loss weights, where accelerate padded it with repeats."""
+    if args.world_size > 1 and batches and state.end_of_dataloader and state.remainder > 0:
+        size = len(batches[-1]["labels"])
+        batches[-1]["loss_weights"] = last_batch_weights(size, state.remainder, args.world_size, args.process_index)
+
+
+def training_progress(trainer: Trainer) -> Progress:
+    """Where training stands; schedules of coefficients count whole epochs from 0, of `epoch_rows` rows on a stream."""
+    args, state = trainer.args, trainer.state
+    if not is_stream(trainer.train_dataset):
+        epochs = state.num_train_epochs or math.ceil(args.num_train_epochs)
+        return Progress(epoch=state.epoch or 0.0, epochs=epochs)
+    if not args.epoch_rows:
+        return Progress(epoch=0.0, epochs=1.0)
+    batch = trainer.get_total_train_batch_size(args)
+    return Progress(epoch=state.global_step * batch / args.epoch_rows, epochs=args.max_steps * batch / args.epoch_rows)
+
+
+def check_stream(dataset: Any, args: Any, method: Method) -> None:
+    """Refuse what training from a stream cannot do, before anything is trained."""
+    if not is_stream(dataset):
+        return
+    if args.max_steps <= 0:
+        raise UserError("Training from a stream needs train.max_steps, since its length is not known")
+    if isinstance(method, Scheduled) and method.schedule != "constant" and not args.epoch_rows:
+        raise UserError(
+            f"method.schedule: {method.schedule} counts epochs, and a stream has none: set train.epoch_rows (rows "
+            "that count as one), or schedule: constant"
+        )
