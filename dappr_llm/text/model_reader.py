@@ -129,7 +129,7 @@ class ModelReader:
 
     def _packs(self, model: nn.Module) -> bool:
         """Whether packed batches work with this model; tried once, with a few tiny rows."""
-        if self._checked:
+        if self._checked or not self.packing:
             return self.packing
         device = next(model.parameters()).device
         ids = torch.tensor(self.check_tokens, device=device)

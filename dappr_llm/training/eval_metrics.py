@@ -50,7 +50,7 @@ def eval_metrics(predictor: TablePredictor, prediction: EvalPrediction, epochs: 
             Epochs of the whole training.
     """
     method = predictor.method
-    found, labels, num_options = _in_order(prediction.predictions, prediction.label_ids)
+    found, labels, num_options = in_order(prediction.predictions, prediction.label_ids)
     if (labels < 0).all():
         return {}
     # Each of several passes counts as a row of its own: the loss is their mean.
@@ -67,7 +67,17 @@ def eval_metrics(predictor: TablePredictor, prediction: EvalPrediction, epochs: 
     return metrics | evidence_summary(table, as_outputs(found)) | evaluate_id(table)
 
 
-def _in_order(found: Any, keys: Any) -> tuple[Any, np.ndarray, np.ndarray]:
-    """Gathered rows in dataset order, each once: ranks may have padded their last batch with repeats."""
+def in_order(found: Any, keys: Any) -> tuple[Any, np.ndarray, np.ndarray]:
+    """
+    Outputs, labels and option counts in the order of the dataset, each row once.
+
+    The longest rows were read first, and ranks may have padded their last batch with repeats.
+
+    Args:
+        found (`np.ndarray` or `dict`):
+            Gathered outputs.
+        keys (`np.ndarray` of shape `[N, 3]`):
+            Label, row number and option count of each.
+    """
     first = np.unique(keys[:, 1], return_index=True)[1]
     return map_values(found, lambda value: value[first]), keys[first, 0], keys[first, 2]

@@ -22,7 +22,7 @@ from ..methods import Method, get_method, name_of
 from .atomic_checkpoints import AtomicCheckpoints
 from .config import DAPPrConfig
 from .epoch_schedules import epoch_schedule
-from .eval_metrics import build_predictor, eval_metrics
+from .eval_metrics import build_predictor, eval_metrics, in_order
 from .evidence import StepLog, settle_offset
 from .losses import check_stream, row_losses, training_progress, weigh_last_batch
 from .samplers import eval_sampler, train_sampler
@@ -247,8 +247,10 @@ class DAPPrTrainer(AtomicCheckpoints, Trainer):
         return super().evaluate(eval_dataset, *args, **kwargs)
 
     def predict(self, test_dataset: Any, *args: Any, **kwargs: Any) -> Any:
-        """As Trainer's, with the raw outputs as predictions; rows may be raw, and without labels."""
-        return super().predict(self.prepare(test_dataset, "test_dataset", labelled=False), *args, **kwargs)
+        """As Trainer's, with raw outputs in the order of the rows; rows may be raw, and without labels."""
+        found = super().predict(self.prepare(test_dataset, "test_dataset", labelled=False), *args, **kwargs)
+        predictions, labels, _ = in_order(found.predictions, found.label_ids)
+        return found._replace(predictions=predictions, label_ids=labels)
 
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None

@@ -171,6 +171,42 @@ def test_training_publishes_its_own_card(hub, trained, tmp_path, monkeypatch):
     assert b"license: mit" in hub.files("tester/trained", "v1")["README.md"] and hub.files("tester/trained") == before
 
 
+@pytest.mark.parametrize("ending", ["command", "save_model", "push_to_hub"])
+def test_the_end_of_training_writes_once_and_commits_once(hub, trained, tmp_path, monkeypatch, ending):
+    import transformers.trainer
+    from huggingface_hub import HfApi, constants
+    from peft import LoraConfig
+
+    from dappr_llm import DAPPrConfig, DAPPrTrainer
+    from dappr_llm.training import trainer as module
+
+    monkeypatch.setattr(transformers.trainer, "hf_api", lambda: HfApi(endpoint=hub.endpoint))
+    for name, value in {"ENDPOINT": hub.endpoint, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}.items():
+        monkeypatch.setattr(constants, name, value)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    writes, write = [], module.write_checkpoint
+    monkeypatch.setattr(module, "write_checkpoint", lambda *args: (writes.append(1), write(*args)))
+    if ending == "command":
+        settings = {"output_dir": tmp_path / "out", "push_to_hub": "true", "hub_model_id": "tester/once"}
+        settings |= {"max_steps": 1, "save_strategy": "no", "eval_strategy": "no"}
+        given = [part for key, value in settings.items() for part in ("--set", f"train.{key}={value}")]
+        assert main(["train", str(trained / "recipe.yaml"), *given]) == 0
+    else:
+        lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+        args = DAPPrConfig(
+            str(tmp_path / "out"), push_to_hub=True, hub_model_id="tester/once", max_steps=1, save_strategy="no",
+            report_to="none", disable_tqdm=True, max_length=64,
+        )  # fmt: skip
+        trainer = DAPPrTrainer(str(trained / "base"), args, questions(16, 0), peft_config=lora)
+        trainer.train()
+        getattr(trainer, ending)()
+    assert writes == [1]
+    assert len([request for request in hub.requests if "/commit/" in request]) == 1
+    files = hub.files("tester/once")
+    assert "adapter_model.safetensors" in files
+    assert ("results.json" in files) == (ending == "command")  # the card of a run has its results
+
+
 def test_card_numbers_are_those_of_the_results(calibrated):
     from huggingface_hub import ModelCard
     from huggingface_hub.repocard_data import model_index_to_eval_results

@@ -84,7 +84,7 @@ def test_padded_batches_are_left_to_accelerate(tmp_path, tokenizer, lora):
 
 
 def test_a_model_without_such_blocks_is_told_what_to_do(tmp_path, tokenizer, lora, monkeypatch):
-    monkeypatch.setattr("dappr_llm.text.packing.decoder_layers.decoder_layers", lambda model: None)
+    monkeypatch.setattr("dappr_llm.text.packing.layers.decoder_layers", lambda model: None)
     with pytest.raises(UserError, match="train.torch_compile: MistralForCausalLM.*train.packing: false"):
         build(tmp_path, tokenizer, lora, torch_compile=True)
 

@@ -266,3 +266,73 @@ def test_empty_dataset(tmp_path, tokenizer, lora):
 def test_an_object_needs_its_tokenizer(tmp_path, model):
     with pytest.raises(UserError, match="processing_class"):
         DAPPrTrainer(model, config(tmp_path), make_rows(4))
+
+
+def test_evaluate_and_predict_take_the_rows_that_training_takes(tmp_path, tokenizer, lora):
+    raw = make_rows(7, start=50)
+    prepared = build(tmp_path / "a", tokenizer, lora, validation=raw)
+    wanted = prepared.evaluate()
+    trainer = build(tmp_path / "b", tokenizer, lora)
+    for rows in (raw, trainer.backend.prepare(raw)):
+        found = trainer.evaluate(rows)
+        for key in ("eval_loss", "eval_nll", "eval_accuracy"):
+            assert found[key] == pytest.approx(wanted[key], rel=1e-5)
+    both = trainer.evaluate({"one": raw, "two": raw})
+    assert both["eval_one_nll"] == both["eval_two_nll"] == pytest.approx(wanted["eval_nll"])
+    output = trainer.predict(raw)
+    assert output.predictions.shape == (7, 4) and output.metrics["test_nll"] == pytest.approx(wanted["eval_nll"])
+    assert (
+        output.label_ids[:, 0].tolist() == ["ABCD".index(row["answer"]) for row in raw] or len(output.label_ids) == 7
+    )
+    unlabelled = [{key: value for key, value in row.items() if key != "answer"} for row in raw]
+    assert trainer.predict(unlabelled).predictions.shape == (7, 4)
+    with pytest.raises(UserError, match="eval_dataset, row 0: the row has no answer"):
+        trainer.evaluate(unlabelled)
+
+
+def test_the_predictor_hands_over_hidden_states(tmp_path, tokenizer, lora):
+    trainer = build(tmp_path, tokenizer, lora)
+    rows = make_rows(9) + [{**row, "id": f"again {row['id']}"} for row in make_rows(2)]
+    states, labels = trainer.predictor.hidden_states(rows)
+    assert states.shape == (11, 32) and labels.tolist()[:3] == ["ABCD".index(row["answer"]) for row in rows[:3]]
+    assert torch.equal(states[0], states[9])  # the same question
+    table = trainer.predict_table(rows)
+    head = trainer.model.get_output_embeddings()
+    with torch.no_grad():
+        logits = head(states)[:, trainer.backend.token_ids(4)]
+    assert np.allclose(table.alpha, (torch.nn.functional.softplus(logits) + 1).numpy(), atol=1e-4)
+
+
+def test_ood_rows_are_watched_in_python_too(tmp_path, tokenizer, lora):
+    model = build_model()
+    trainer = DAPPrTrainer(
+        model,
+        config(tmp_path, monitor_ood_rows=4, eval_strategy="epoch"),
+        train_dataset=make_rows(16),
+        eval_dataset=make_rows(6, start=40),
+        processing_class=tokenizer,
+        peft_config=lora,
+        method=METHOD,
+        ood_datasets={"other": make_rows(9, start=80, options=3)},
+    )
+    trainer.train()
+    watched = [entry for entry in trainer.state.log_history if "ood/other/epistemic" in entry]
+    assert len(watched) == 1 and 0 < watched[0]["ood/other/epistemic"] <= 1
+
+
+def test_an_image_classifier_trains_in_plain_python(tmp_path):
+    from PIL import Image
+
+    from dappr_llm import ImageClassifier, ImageClassifierConfig
+
+    shades = [Image.new("L", (12, 12), 80 * (i % 3)) for i in range(24)]
+    rows = [{"image": image, "label": i % 3} for i, image in enumerate(shades)]
+    shape = {"num_classes": 3, "class_names": ["dark", "grey", "light"], "channels": 1, "image_size": 12}
+    model = ImageClassifier(
+        ImageClassifierConfig(backbone="convnet", method={"name": "dappr", "options": {}}, **shape)
+    )
+    trainer = DAPPrTrainer(model, config(tmp_path, num_train_epochs=2), train_dataset=rows, eval_dataset=rows[:6])
+    trainer.train()
+    assert trainer.evaluate()["eval_n"] == 6 and trainer.predict_table(rows).probs.shape == (24, 3)
+    trainer.save_model()
+    assert load_checkpoint(tmp_path).predict(shades[0]).probs.shape == (1, 3)
