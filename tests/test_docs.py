@@ -1,4 +1,4 @@
-"""What the README shows must be true: its code compiles, its recipe loads, its commands exist."""
+"""What README and docs show must be true: code compiles, recipes load, commands and files exist."""
 
 import re
 from pathlib import Path
@@ -69,3 +69,68 @@ def test_links_lead_somewhere():
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page}: {target}"
+
+
+# --- files that the pages name ---------------------------------------------------------------------------------------
+
+PACKAGE = ROOT / "dappr_llm"
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+OUTSIDE = ("tests", "scripts", "recipes", "docs", "dappr_llm")  # folders of the repository; others are the package's
+
+
+def named_files(text):
+    """Paths `folder/file.py` that a page names; `foo` stands for what a reader would add."""
+    paths = re.findall(r"(?<![\w./*-])((?:\w+/)+\w+\.py)\b", text)
+    return sorted({path for path in paths if "foo" not in Path(path).stem})
+
+
+def missing_files(text):
+    return [p for p in named_files(text) if not ((ROOT if p.split("/")[0] in OUTSIDE else PACKAGE) / p).is_file()]
+
+
+def files_in_tree(text):
+    """Files in a picture of the tree: four spaces per level, folders end in `/`, words follow after two spaces."""
+    folders, found = [], []
+    for line in text.splitlines():
+        depth = (len(line) - len(line.lstrip())) // 4
+        names = re.split(r" {2,}", line.strip())[0].split()
+        if names and names[0].endswith("/"):
+            folders = [*folders[:depth], names[0]]
+        else:
+            found += ["".join(folders[:depth]) + name for name in names]
+    return found
+
+
+def test_names_of_missing_files_are_found():
+    text = "`core/files.py`, tests/test_docs.py, `methods/foo.py`, `core/gone.py`, <br>scripts/gone.py, `docs/a.md`"
+    assert named_files(text) == ["core/files.py", "core/gone.py", "scripts/gone.py", "tests/test_docs.py"]
+    assert missing_files(text) == ["core/gone.py", "scripts/gone.py"]
+    assert files_in_tree("core/   words\n    a.py b.py  more words\n    sub/  words\n        c.py\nd/\n    e.py") == [
+        "core/a.py", "core/b.py", "core/sub/c.py", "d/e.py",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_named_files_exist(page):
+    assert missing_files(page.read_text()) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_named_modules_exist(page):
+    """`dappr_llm.folder.module`, a name in it, or a public name of the package."""
+    import dappr_llm
+
+    for path in set(re.findall(r"\bdappr_llm((?:\.\w+)+)", page.read_text())):
+        parts = path.strip(".").split(".")
+        if parts[0] in dappr_llm.__all__:
+            continue
+        places = [PACKAGE.joinpath(*parts[:count]) for count in range(len(parts), 0, -1)]
+        assert any(place.with_suffix(".py").is_file() for place in places[:2]) or places[0].is_dir(), path
+
+
+def test_the_tree_names_every_file_of_the_package_once():
+    there = [p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py") if not p.name.startswith("__")]
+    (picture,) = blocks(ARCHITECTURE, "text")
+    named = files_in_tree(picture)
+    assert set(named) ^ set(there) == set()
+    assert len(named) == len(there)
