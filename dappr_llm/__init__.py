@@ -17,7 +17,7 @@ _LAZY = {
     "PredictionTable": "evaluation.prediction_table",
     "UncertaintyPipeline": "inference.pipeline",
     "UserError": "core.errors",
-    "calibrate": "decisions.rule",
+    "calibrate": "decisions.calibrate",
     "dappr_loss": "methods.dappr",
     "dappr_uncertainty": "methods.dappr",
     "evaluate_id": "evaluation.evaluators",
@@ -33,7 +33,7 @@ __all__ = ["__version__", *sorted(_LAZY)]
 
 if TYPE_CHECKING:
     from .core.errors import UserError
-    from .decisions.rule import calibrate
+    from .decisions.calibrate import calibrate
     from .evaluation.evaluators import evaluate_id, evaluate_ood
     from .evaluation.prediction_table import PredictionTable
     from .inference.ensemble import AdapterEnsemble

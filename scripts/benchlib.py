@@ -57,7 +57,7 @@ RANDOM = {
 
 
 def random_model(name: str) -> Any:
-    """One of `RANDOM`, with the embedded model's vocabulary, whose tokenizer it uses."""
+    """One of `RANDOM`, with the bundled model's vocabulary, whose tokenizer it uses."""
     from transformers import MistralConfig, MistralForCausalLM
 
     torch.manual_seed(0)
@@ -69,7 +69,7 @@ def random_model(name: str) -> Any:
 
 
 def load_model(name: str) -> tuple[Any, Any]:
-    """A model with a LoRA of rank 8 on q, v and the head, and its tokenizer (the embedded one's for random models)."""
+    """A model with a LoRA of rank 8 on q, v and the head, and its tokenizer (the bundled one's for random models)."""
     import warnings
 
     from peft import LoraConfig

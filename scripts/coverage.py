@@ -15,9 +15,8 @@ import math
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from dappr_llm.decisions.risk_control import abstention_score
-from dappr_llm.decisions.rule import calibrate
-from dappr_llm.decisions.temperature import scale
+from dappr_llm.decisions.calibrate import calibrate
+from dappr_llm.decisions.rule import abstention_score, scale
 from dappr_llm.evaluation import metrics
 from dappr_llm.evaluation.prediction_table import PredictionTable
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dappr_llm.decisions.temperature import scale
+from dappr_llm.decisions.rule import scale
 from dappr_llm.evaluation.prediction_table import PredictionTable
 
 

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class RuleOptions:
-    """Error rates and bounds of the decision rule; the arguments of `dappr_llm.decisions.rule.calibrate`."""
+    """Error rates and bounds of the decision rule; the arguments of `dappr_llm.decisions.calibrate.calibrate`."""
 
     alpha: float = 0.1
     max_risk: float | None = None
@@ -144,7 +144,7 @@ def calibrate_checkpoint(options: CalibrateOptions, sidecars: Sidecars | None = 
             Of the checkpoint, if it was read before.
     """
     from ..core import checkpoint
-    from ..decisions.rule import calibrate
+    from ..decisions.calibrate import calibrate
     from ..inference.card import render_decision
 
     source, config = (sidecars or Sidecars([options.checkpoint]))[options.checkpoint]

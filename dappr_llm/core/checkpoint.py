@@ -8,6 +8,7 @@ own), `uncertainty_config.json` (method, options, K, letters, prompt, versions),
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import platform
@@ -17,7 +18,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from . import manifest
 from .errors import UserError
 from .files import write_text
 
@@ -28,8 +28,11 @@ RECIPE = "recipe.yaml"
 RESULTS = "results.json"
 TABLES = "predictions"
 TRAINED_ROWS = "trained_rows.json"
+MANIFEST = "manifest.json"  # size and SHA-256 of every file, so that damaged checkpoints are detected
 FORMAT_VERSION = 1
+MANIFEST_VERSION = 1
 HUB_ID = r"[\w.-]+/[\w.-]+"
+_REMEDY = "fetch or train it again (a file you changed on purpose: remove manifest.json beside it)"
 _MOST_HASHED = 2**30
 _PACKAGES = ("dappr-llm", "torch", "transformers", "peft", "accelerate", "datasets")
 
@@ -153,7 +156,65 @@ def weights_hash(folder: str | Path) -> str | None:
         path = Path(folder) / "model.safetensors"
         if not path.is_file() or path.stat().st_size > _MOST_HASHED:
             return None
-    return manifest.sha256(path)
+    return sha256(path)
+
+
+def sha256(path: str | Path) -> str:
+    """SHA-256 of a file, read in blocks of 1 MiB."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as handle:
+        while block := handle.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def file_problem(folder: str | Path, required: bool = False) -> str | None:
+    """
+    Compare a folder's files with its manifest; a message that names the first bad file, or `None` if all match.
+
+    Args:
+        folder (`str` or `Path`):
+            The folder.
+        required (`bool`, *optional*, defaults to `False`):
+            Report a missing manifest as well; folders from the Hub and of older versions have none.
+    """
+    folder = Path(folder)
+    path = folder / MANIFEST
+    if not path.is_file():
+        return f"{path} is missing" if required else None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        checksum = content.pop("checksum")
+        files = content["files"]
+        whole = checksum == manifest_checksum(content)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        whole = False
+    if not whole:
+        return f"{path} is damaged"
+    for name, facts in files.items():
+        try:
+            size = (folder / name).stat().st_size
+            if size != facts["size"]:
+                return f"{folder / name} is damaged ({size} bytes, {facts['size']} were saved)"
+            if sha256(folder / name) != facts["sha256"]:
+                return f"{folder / name} is damaged (its content is not what was saved)"
+        except FileNotFoundError:
+            return f"{folder / name} is missing"
+        except OSError as error:
+            return f"{folder / name} cannot be read ({error.strerror or error})"
+    return None
+
+
+def check_files(folder: str | Path) -> None:
+    """Raise a `UserError` that names the first bad file of a folder, see [`file_problem`]."""
+    found = file_problem(folder)
+    if found:
+        raise UserError(f"{found}; {_REMEDY}")
+
+
+def manifest_checksum(content: dict[str, Any]) -> str:
+    """SHA-256 of a manifest's content, so that a damaged manifest is noticed too."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def save_fingerprints(folder: str | Path, rows: Iterable[str]) -> None:
@@ -181,7 +242,7 @@ def checkpoints(output_dir: str | Path) -> list[Path]:
 def last_checkpoint(output_dir: str | Path) -> str | None:
     """The newest `checkpoint-N` whose files are what was saved; each damaged one is warned about and passed over."""
     for folder in checkpoints(output_dir):
-        found = manifest.problem(folder, required=True)
+        found = file_problem(folder, required=True)
         if found is None:
             return str(folder)
         logger.warning(f"{found}: {folder.name} is passed over, an older checkpoint is looked for")

@@ -12,20 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import UserError, nearest
+from ..core.errors import UserError
 from ..evaluation import metrics
+from .rule import ABSTAIN_ON, abstention_score
 
-ABSTAIN_ON = ("aleatoric", "epistemic")
 _LEVELS = 20  # size of the grid of thresholds
-
-
-def abstention_score(name: str, probs: np.ndarray, epistemic: np.ndarray) -> np.ndarray:
-    """The uncertainty `[N]` to compare with the threshold: `"aleatoric"` (1 - max p, calibrated) or `"epistemic"`."""
-    if name == "epistemic":
-        return np.asarray(epistemic, dtype=np.float64)
-    if name == "aleatoric":
-        return probs.sum(axis=1) - probs.max(axis=1)
-    raise UserError(f"Unknown abstention score {name!r}; {nearest(name, ABSTAIN_ON)}")
 
 
 def fit_abstention(

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ..core import checkpoint, manifest
+from ..core import checkpoint
 from ..core.errors import UserError
 from ..core.outputs import Outputs, Prediction, from_alpha, from_log_probs
 from ..evaluation.prediction_table import PredictionTable, combine
@@ -82,7 +82,7 @@ class AdapterEnsemble:
             raise UserError("An ensemble needs at least one checkpoint")
         loaded = [checkpoint.load_sidecar(name) for name in checkpoints]
         for name, (folder, config) in zip(checkpoints, loaded, strict=True):
-            manifest.check(folder)
+            checkpoint.check_files(folder)
             _refuse_difference(str(checkpoints[0]), loaded[0][1], str(name), config)
             if not (Path(folder) / "adapter_model.safetensors").is_file():
                 raise UserError(f"{name} holds no adapter_model.safetensors: only adapters can share a base model")

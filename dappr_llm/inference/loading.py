@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core import checkpoint, manifest
+from ..core import checkpoint
 from ..core.errors import UserError
 from .modality import BACKENDS
 
@@ -105,7 +105,7 @@ def load_checkpoint(
     from ..methods.base import get_method
 
     folder, config = checkpoint.load_sidecar(checkpoint_name, revision)
-    manifest.check(folder)
+    checkpoint.check_files(folder)
     name = config["method"]["name"]
     method = get_method(name, **config["method"]["options"])
     if config["modality"] not in BACKENDS:

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from ..core import checkpoint
+from ..core.checkpoint import sha256
 from ..core.errors import UserError
 from ..core.files import cache_dir, write_text
-from ..core.manifest import sha256
 from ..evaluation.prediction_table import PredictionTable
 from .batching import RowSet
 from .modality import bundled_folder

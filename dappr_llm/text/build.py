@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core import checkpoint, manifest
+from ..core import checkpoint
 from ..core.errors import UserError
 from ..core.recipe import Recipe, check_keys
 from ..methods import Method
@@ -129,7 +129,7 @@ def build_model(
 def _starting_adapter(name: str) -> tuple[str, Mapping[str, Any]]:
     """The folder of the adapter to start from; one trained elsewhere has no sidecar, which is fine."""
     folder = Path(name)
-    manifest.check(folder)
+    checkpoint.check_files(folder)
     if folder.is_dir() and not (folder / checkpoint.SIDECAR).is_file():
         return name, {}
     if not folder.is_dir() and "/" not in name:

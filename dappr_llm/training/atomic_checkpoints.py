@@ -143,7 +143,9 @@ class AtomicCheckpoints(_Trainer):
         if self.args.should_save:
             shutil.rmtree(staged, ignore_errors=True)
         reason = reason_of(problem) if problem else "another process could not write, see its message"
-        kept = next((p for p in checkpoint.checkpoints(self.args.output_dir) if (p / manifest.NAME).is_file()), None)
+        kept = next(
+            (p for p in checkpoint.checkpoints(self.args.output_dir) if (p / checkpoint.MANIFEST).is_file()), None
+        )
         rest = f"{kept} is whole: " if kept else ""
         raise UserError(
             f"Cannot save {final}: {reason}. {rest}make room or mend the folder, then go on with --resume"
@@ -242,13 +244,13 @@ class AtomicCheckpoints(_Trainer):
             if last is None and checkpoint.checkpoints(self.args.output_dir):
                 logger.warning(f"{self.args.output_dir} holds no whole checkpoint: training starts anew")
             return last
-        manifest.check(str(resume))
+        checkpoint.check_files(str(resume))
         if not Path(str(resume), _STATE).is_file():
             raise UserError(f"{resume} is no checkpoint to resume from: it holds no {_STATE}")
         return str(resume)
 
     def _load_best_model(self) -> None:
-        manifest.check(self.state.best_model_checkpoint)
+        checkpoint.check_files(self.state.best_model_checkpoint)
         super()._load_best_model()
 
 

@@ -56,7 +56,7 @@ class DAPPrConfig(TrainingArguments):
             the same.
         eval_tokens (`int`, *optional*, defaults to 4096):
             Prompt tokens of a prediction batch, at most `per_device_eval_batch_size * max_length`; 0: batches of
-            `per_device_eval_batch_size` prompts, as several processes always use. Changes speed only.
+            `per_device_eval_batch_size` prompts. Changes speed only.
         trunk_cache (`str`, *optional*):
             A folder for what the frozen layers below an adapter on the top layers (`lora.layers_to_transform`) make of
             each prompt: computed once, used by all epochs, seeds and methods. Needs `dataloader_num_workers: 0`.

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..core.errors import UserError, nearest
-
-if TYPE_CHECKING:
-    pass
 
 _KINDS: dict[str, dict[str, float]] = {
     "step": {"every": 20, "factor": 0.1},

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..core import checkpoint, manifest
+from ..core import checkpoint
 from ..core.errors import UserError
 from ..core.files import is_empty, remove_leftovers
 from ..core.recipe import Recipe, load_recipe
@@ -70,7 +70,7 @@ def _remove_run(folder: Path) -> None:
     for entry in (*folder.glob("checkpoint-*"), folder / checkpoint.TABLES):
         shutil.rmtree(entry, ignore_errors=True)
     # The recipe last: without it the folder would not be recognised as a run after an interruption.
-    files = ("decision.json", "adapter_model.safetensors", manifest.NAME, "model.safetensors", checkpoint.RECIPE)
+    files = ("decision.json", "adapter_model.safetensors", checkpoint.MANIFEST, "model.safetensors", checkpoint.RECIPE)
     for name in (checkpoint.RESULTS, *files):
         (folder / name).unlink(missing_ok=True)
 

@@ -9,7 +9,8 @@ from random_tables import calibration_table as make_table
 from scipy.stats import beta
 
 from dappr_llm.core.errors import UserError
-from dappr_llm.decisions.rule import Decision, calibrate, table_hash
+from dappr_llm.decisions.calibrate import calibrate, table_hash
+from dappr_llm.decisions.rule import Decision
 
 
 def test_calibration_improves_what_it_says_it_improves():

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from random_tables import calibration_table as make_table
 
-from dappr_llm.decisions.temperature import fit_temperature, scale
+from dappr_llm.decisions.rule import scale
+from dappr_llm.decisions.temperature import fit_temperature
 
 
 def test_temperature_is_found_again():

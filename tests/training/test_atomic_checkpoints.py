@@ -46,7 +46,7 @@ def test_checkpoints_are_named_when_whole(saved):
     assert [path.name for path in checkpoint.checkpoints(saved)] == ["checkpoint-4", "checkpoint-2"]
     assert not list(saved.glob(".*"))
     for folder in (saved, saved / "checkpoint-2", saved / "checkpoint-4"):
-        assert manifest.problem(folder, required=True) is None
+        assert checkpoint.file_problem(folder, required=True) is None
     names = {path.name for path in (saved / "checkpoint-4").iterdir()}
     assert {
         "optimizer.pt",
@@ -62,7 +62,7 @@ def test_every_damaged_file_of_a_checkpoint_is_noticed(saved, tmp_path, damage, 
     """Resuming passes over it, naming the file; loading it, or resuming from it by name, is refused."""
     run = shutil.copytree(saved, tmp_path / "run")
     names = sorted(p.name for p in (run / "checkpoint-4").iterdir() if p.is_file() and p.name != "README.md")
-    assert len(names) >= 9 and manifest.NAME in names
+    assert len(names) >= 9 and checkpoint.MANIFEST in names
     for name in names:
         path = run / "checkpoint-4" / name
         before = path.read_bytes()
@@ -105,7 +105,7 @@ def test_training_goes_on_from_the_last_good_checkpoint(saved, tmp_path, tokeniz
     whole.train()
     for name, value in weights(whole).items():
         assert torch.equal(value, weights(again)[name]), name
-    assert manifest.problem(run / "checkpoint-4", required=True) is None  # the bad one was replaced
+    assert checkpoint.file_problem(run / "checkpoint-4", required=True) is None  # the bad one was replaced
 
     for folder in checkpoint.checkpoints(run):
         truncate(folder / "trainer_state.json")
@@ -150,7 +150,7 @@ def test_a_full_disk_costs_nothing_that_was_saved(tmp_path, tokenizer, lora, siz
     with pytest.raises(UserError, match="Cannot save .*checkpoint-4.*checkpoint-2 is whole"):
         trainer.train()
     assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["checkpoint-2"]
-    assert not list(tmp_path.glob(".*")) and manifest.problem(tmp_path / "checkpoint-2", required=True) is None
+    assert not list(tmp_path.glob(".*")) and checkpoint.file_problem(tmp_path / "checkpoint-2", required=True) is None
     again = build(tmp_path, tokenizer, lora, **SAVES)
     again.train(resume_from_checkpoint=True)
     assert again.state.global_step == 4
@@ -191,7 +191,7 @@ def test_a_loss_that_is_not_finite_stops_with_its_rows(tmp_path, tokenizer, lora
         trainer.train()
     for value in weights(trainer).values():  # stopped before the step, and nothing bad was saved
         assert torch.isfinite(value).all()
-    assert all(manifest.problem(folder, required=True) is None for folder in checkpoint.checkpoints(tmp_path))
+    assert all(checkpoint.file_problem(folder, required=True) is None for folder in checkpoint.checkpoints(tmp_path))
 
 
 class Weights(TrainerCallback):
