@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from ..core.errors import UserError
 from .modality import BACKENDS
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from ..core.backend import Backend, Row
@@ -82,8 +83,8 @@ def load_checkpoint(
     base_model: str | None = None,
     dtype: str = "auto",
     revision: str | None = None,
-    quantization: Any = None,
-    device: Any = None,
+    quantization: Mapping[str, Any] | None = None,
+    device: str | torch.device | None = None,
 ) -> Run:
     """
     A trained checkpoint, ready to predict.

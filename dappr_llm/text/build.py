@@ -20,8 +20,9 @@ from .prompt import Prompt, choice_token_ids
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from peft import LoraConfig
+    from peft import LoraConfig, PeftModel
     from torch import nn
+    from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from ..training.config import DAPPrConfig
 
@@ -147,7 +148,12 @@ def build_prompt(args: DAPPrConfig) -> Prompt:
 
 
 def build_backend(
-    model: Any, tokenizer: Any, args: DAPPrConfig, method: Method, base_name: str | None, offset: float = 0.0
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    args: DAPPrConfig,
+    method: Method,
+    base_name: str | None,
+    offset: float = 0.0,
 ) -> TextBackend:
     """The text backend for a loaded model, as the training arguments want it."""
     return TextBackend(
@@ -165,12 +171,12 @@ def build_backend(
 
 
 def from_objects(
-    model: Any,
-    tokenizer: Any,
+    model: str | PreTrainedModel | PeftModel,
+    tokenizer: PreTrainedTokenizerBase | None,
     args: DAPPrConfig,
     method: Method,
-    peft_config: Any = None,
-    quantization_config: Any = None,
+    peft_config: LoraConfig | None = None,
+    quantization_config: BitsAndBytesConfig | None = None,
 ) -> tuple[nn.Module, TextBackend]:
     """What `DAPPrTrainer` builds from a causal LM given by name or as an object; see there for the arguments."""
     from transformers import set_seed

@@ -13,7 +13,9 @@ from ..methods import Method, get_method
 from .config import DAPPrConfig
 
 if TYPE_CHECKING:
+    from peft import LoraConfig
     from torch import nn
+    from transformers import BitsAndBytesConfig, PreTrainedTokenizerBase
 
 
 @dataclass
@@ -89,12 +91,12 @@ def _modality(recipe: Recipe) -> Any:
 
 
 def from_objects(
-    model: Any,
-    processing_class: Any,
+    model: str | nn.Module,
+    processing_class: PreTrainedTokenizerBase | None,
     args: DAPPrConfig,
     method: Method,
-    peft_config: Any = None,
-    quantization_config: Any = None,
+    peft_config: LoraConfig | None = None,
+    quantization_config: BitsAndBytesConfig | None = None,
 ) -> tuple[nn.Module, Backend]:
     """Model and backend for `DAPPrTrainer`, from a model given by name or as an object."""
     if not isinstance(model, str):

@@ -29,7 +29,9 @@ from .samplers import eval_sampler, train_sampler
 from .saving import write_checkpoint
 
 if TYPE_CHECKING:
-    from transformers import EvalPrediction
+    from peft import LoraConfig
+    from transformers import BitsAndBytesConfig, EvalPrediction, PreTrainedTokenizerBase
+    from transformers.trainer_utils import PredictionOutput
 
     from ..inference.table_predictor import TablePredictor
 
@@ -79,13 +81,13 @@ class DAPPrTrainer(AtomicCheckpoints, Trainer):
 
     def __init__(
         self,
-        model: Any,
+        model: str | nn.Module,
         args: DAPPrConfig | None = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
-        processing_class: Any = None,
-        peft_config: Any = None,
-        quantization_config: Any = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        peft_config: LoraConfig | None = None,
+        quantization_config: BitsAndBytesConfig | None = None,
         method: str | Method = "dappr",
         backend: Backend | None = None,
         callbacks: list[TrainerCallback] | None = None,
@@ -246,7 +248,7 @@ class DAPPrTrainer(AtomicCheckpoints, Trainer):
             eval_dataset = self._prepare_eval(eval_dataset, "eval_dataset")
         return super().evaluate(eval_dataset, *args, **kwargs)
 
-    def predict(self, test_dataset: Any, *args: Any, **kwargs: Any) -> Any:
+    def predict(self, test_dataset: Any, *args: Any, **kwargs: Any) -> PredictionOutput:
         """As Trainer's, with raw outputs in the order of the rows; rows may be raw, and without labels."""
         found = super().predict(self.prepare(test_dataset, "test_dataset", labelled=False), *args, **kwargs)
         predictions, labels, _ = in_order(found.predictions, found.label_ids)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
+
+if TYPE_CHECKING:
+    from transformers import TrainerControl, TrainerState
+
+    from ..config import DAPPrConfig
 
 
 class EveryEpochs(TrainerCallback):
@@ -21,12 +26,14 @@ class EveryEpochs(TrainerCallback):
     def __init__(self, every: int):
         self.every = every
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_epoch_end(self, args: DAPPrConfig, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         last = state.epoch >= args.num_train_epochs - 1e-6
         if round(state.epoch) % self.every and not last:
             control.should_evaluate = control.should_save = False
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+    def on_evaluate(
+        self, args: DAPPrConfig, state: TrainerState, control: TrainerControl, metrics: Any = None, **kwargs: Any
+    ) -> None:
         name = args.metric_for_best_model
         key = name if not name or name.startswith("eval_") else f"eval_{name}"
         if key and metrics and metrics.get(key) == state.best_metric:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import TrainerCallback
+
+if TYPE_CHECKING:
+    from transformers import TrainerControl, TrainerState
+
+    from ..config import DAPPrConfig
 
 _ECHO = 1.0  # seconds within which a second signal is not a second wish
 
@@ -28,7 +33,7 @@ class InterruptCallback(TrainerCallback):
         self._when = 0.0
         self._before: dict[int, Any] = {}
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, args: DAPPrConfig, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.requested = self.stopped = False
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -44,7 +49,7 @@ class InterruptCallback(TrainerCallback):
         self._when = time.monotonic()
         print("\nStopping after this step and saving; press Ctrl-C again to stop at once.", flush=True)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: DAPPrConfig, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         requested = self.requested
         if args.world_size > 1:
             flag = torch.tensor(float(requested), device=args.device)
@@ -55,7 +60,7 @@ class InterruptCallback(TrainerCallback):
             control.should_save = True
             control.should_training_stop = True
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(self, args: DAPPrConfig, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.restore()
 
     def restore(self) -> None:

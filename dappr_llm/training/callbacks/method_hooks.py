@@ -17,6 +17,9 @@ from ...methods import Method
 from ..losses import training_progress
 
 if TYPE_CHECKING:
+    from transformers import TrainerControl, TrainerState
+
+    from ..config import DAPPrConfig
     from ..trainer import DAPPrTrainer
 
 logger = logging.getLogger(__name__)
@@ -80,12 +83,14 @@ class MethodHooks(TrainerCallback):
         if "after_step" in self.needs:
             self._seen.append((outputs.detach(), labels.detach()))
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, args: DAPPrConfig, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._seen = []
         if "fit_before" in self.needs and state.global_step == 0:
             fit_head(self.trainer)
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_pre_optimizer_step(
+        self, args: DAPPrConfig, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """A parameter without a gradient is left alone by every optimizer: momentum and weight decay included."""
         head = head_of(self.trainer.model)
         if head is None:
@@ -97,7 +102,9 @@ class MethodHooks(TrainerCallback):
                 if id(parameter) not in kept:
                     parameter.grad = None
 
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_optimizer_step(
+        self, args: DAPPrConfig, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if not self._seen:
             return
         gather = self.trainer.accelerator.gather
@@ -116,6 +123,6 @@ class MethodHooks(TrainerCallback):
         )
         self.trainer.method.after_step(head_of(self.trainer.model), step, labels)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(self, args: DAPPrConfig, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if "fit_after" in self.needs and not self.trainer.interrupt.stopped:
             fit_head(self.trainer)

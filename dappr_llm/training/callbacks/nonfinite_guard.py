@@ -14,6 +14,9 @@ from ...core.backend import is_stream
 from ...core.errors import UserError
 
 if TYPE_CHECKING:
+    from transformers import TrainerControl, TrainerState
+
+    from ..config import DAPPrConfig
     from ..trainer import DAPPrTrainer
 
 logger = logging.getLogger(__name__)
@@ -52,12 +55,14 @@ class NonFiniteGuard(TrainerCallback):
         """
         self._seen.append(({key: value.detach() for key, value in terms.items()}, rows))
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, args: DAPPrConfig, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._seen = []
         if args.on_nonfinite == "skip" and self.trainer.is_deepspeed_enabled:
             raise UserError("on_nonfinite: skip does not work with DeepSpeed, which steps by itself; use stop")
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_pre_optimizer_step(
+        self, args: DAPPrConfig, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         # A gradient scaler meets infinite gradients regularly, and handles them itself.
         scaled = getattr(self.trainer.accelerator, "scaler", None) is not None
         bad = self._bad_losses() or not (scaled or _finite_gradients(self.trainer.model))

@@ -11,6 +11,9 @@ from transformers import TrainerCallback
 from ...core.errors import UserError
 
 if TYPE_CHECKING:
+    from transformers import TrainerControl, TrainerState
+
+    from ..config import DAPPrConfig
     from ..trainer import DAPPrTrainer
 
 logger = logging.getLogger(__name__)
@@ -39,7 +42,7 @@ class OODMonitor(TrainerCallback):
         self.trainer = trainer
         self.sets = {name: _first(dataset, rows) for name, dataset in sets.items()}
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_evaluate(self, args: DAPPrConfig, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         values: dict[str, float] = {}
         for name, rows in self.sets.items():
             table = self.trainer.predict_table(rows, name, "monitor")
