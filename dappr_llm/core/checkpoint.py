@@ -99,7 +99,7 @@ def _is_hub_id(name: str) -> bool:
 
 
 def local_folder(name: str | Path, revision: str | None = None) -> str:
-    """The folder of that name, or of a repository on the Hub, downloaded into its cache."""
+    """A local folder as it is; a Hub id is downloaded into the Hub's cache, and its folder there is returned."""
     return str(name) if Path(name).is_dir() else _download(str(name), revision)
 
 
@@ -117,7 +117,7 @@ def _download(repo: str, revision: str | None) -> str:
 
 
 def hub_problem(error: Exception, repo: str, revision: str | None = None) -> str:
-    """Why the Hub did not do what it was asked, in words; an error that is not the Hub's is raised again."""
+    """A sentence that explains an error of `huggingface_hub`; any other error is raised again."""
     from huggingface_hub import errors
 
     kinds: list[tuple[type[Exception], str]] = [
@@ -138,7 +138,7 @@ def hub_problem(error: Exception, repo: str, revision: str | None = None) -> str
         if status in (401, 403):
             return f"the Hub refused the token ({status}): it needs the right to do this with {repo}; `hf auth login`"
         return f"the Hub answered with an error ({reason})"
-    # What has no class of its own in huggingface_hub is the HTTP library's (its module has been renamed before).
+    # Connection errors are raised by the HTTP library (httpx, formerly another) without a class in huggingface_hub.
     if isinstance(error, OSError | ValueError) or type(error).__module__.split(".")[0].startswith(
         ("httpx", "httpcore")
     ):
@@ -218,7 +218,7 @@ def manifest_checksum(content: dict[str, Any]) -> str:
 
 
 def save_fingerprints(folder: str | Path, rows: Iterable[str]) -> None:
-    """Write which rows were trained on, as short hashes, so that calibration can refuse them."""
+    """Write short hashes of the training rows, so that calibration can refuse them."""
     write_text(Path(folder) / TRAINED_ROWS, json.dumps({"sha256_64": sorted(set(rows))}) + "\n")
 
 
@@ -240,7 +240,7 @@ def checkpoints(output_dir: str | Path) -> list[Path]:
 
 
 def last_checkpoint(output_dir: str | Path) -> str | None:
-    """The newest `checkpoint-N` whose files are what was saved; each damaged one is warned about and passed over."""
+    """The newest `checkpoint-N` whose files match its manifest; damaged ones are skipped with a warning."""
     for folder in checkpoints(output_dir):
         found = file_problem(folder, required=True)
         if found is None:

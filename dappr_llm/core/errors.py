@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """Something the user can mend: the message names the bad file, row or key and what to do about it."""
+    """An error the user can fix: the message names the bad file, row or key and what to do about it."""
 
 
 _MOST_NAMES = 12

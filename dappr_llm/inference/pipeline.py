@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..core.outputs import Prediction
     from .loading import Run
 
-_WINDOW = 16  # batches that are sorted by length together: little padding, and a stream stays a stream
+_WINDOW = 16  # batches whose rows are sorted by length together; bounds the memory of a stream
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Answer:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
-        # Not dataclasses.asdict: it copies every number by itself, which is felt over a million rows.
+        # dataclasses.asdict deep-copies every number, which is slow for a million rows.
         return {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
 
 
@@ -150,10 +150,10 @@ class UncertaintyPipeline:
                 Further arguments of [`UncertaintyPipeline`].
         """
         folder, _ = checkpoint.load_sidecar(name, revision)
-        rule = None  # read first: a damaged file is found before gigabytes are loaded
+        rule = None  # read before the weights, so that a damaged file is reported at once
         if decision is not False and (decision is not True or (Path(folder) / calibration.FILE).is_file()):
             rule = Decision.load(folder if decision is True else decision, checkpoint.weights_hash(folder))
-        from .loading import load_checkpoint  # torch, seconds: mistakes above were answered at once
+        from .loading import load_checkpoint  # imports torch, which takes seconds
 
         quantization = {"load_in_4bit": True} if load_in_4bit else None
         run = load_checkpoint(folder, base_model, dtype, quantization=quantization, device=device or _device())

@@ -57,7 +57,7 @@ class AtomicCheckpoints(_Trainer):
         finally:
             self._in_checkpoint = False
         self._together(lambda: self._publish(staged, final), staged, final)
-        # Where nodes share no disk, what the others wrote (their random states) waits to be named on each of them.
+        # Without a shared file system, each node renames what its own ranks wrote (their RNG states).
         self._together(lambda: self._publish_on_node(staged, final), staged, final)
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(final))
@@ -71,7 +71,7 @@ class AtomicCheckpoints(_Trainer):
             staged.mkdir(parents=True)
 
     def _write_state(self, folder: str) -> None:
-        """Everything that resuming needs, by Trainer's own writers; sharded models are written by all processes."""
+        """Write all that resuming needs, with Trainer's own methods; sharded models are written by all ranks."""
         self.save_model(folder, _internal_call=True)
         if not self.args.save_only_model:
             self._save_optimizer_and_scheduler(folder)
@@ -98,7 +98,7 @@ class AtomicCheckpoints(_Trainer):
         if not self.args.should_save and self.is_local_process_zero() and staged.is_dir():
             try:
                 manifest.publish(staged, final)
-            except FileNotFoundError:  # seen through a cache of a shared disk, on which the first process was quicker
+            except FileNotFoundError:  # a shared file system after all: rank 0 has renamed it
                 return
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -110,7 +110,7 @@ class AtomicCheckpoints(_Trainer):
                 The folder; by default `args.output_dir`. What else is in it stays. With `args.push_to_hub` it is
                 uploaded too, in one commit.
         """
-        if self._in_checkpoint:  # already inside a folder that is named when it is whole
+        if self._in_checkpoint:  # inside a checkpoint, which is renamed as a whole
             super().save_model(output_dir, _internal_call=True)
             return
         final = Path(output_dir or self.args.output_dir)
@@ -128,7 +128,7 @@ class AtomicCheckpoints(_Trainer):
             manifest.publish_into(staged, final)
 
     def _together(self, work: Callable[[], None], staged: Path, final: Path) -> None:
-        """Do a part of a save in every process; if it fails in one, all of them stop, and the disk is given back."""
+        """Run one part of a save on every rank; if it fails on one, all raise, and the partial folder is removed."""
         problem: Exception | None = None
         try:
             work()
@@ -136,7 +136,7 @@ class AtomicCheckpoints(_Trainer):
             if not is_write_error(error):
                 raise
             problem = error
-        # Processes that save a sharded model talk to each other while they do: there the launcher ends the others.
+        # Ranks that save a sharded model use collectives: after a failure on one, the launcher ends the others.
         alone = problem is not None and (self.is_fsdp_enabled or self.is_deepspeed_enabled)
         if not alone and not self.any_rank(problem is not None):
             return
@@ -255,7 +255,7 @@ class AtomicCheckpoints(_Trainer):
 
 
 def is_write_error(error: BaseException) -> bool:
-    """Whether an error is one of writing: Python's own, safetensors', or torch's, which is a plain RuntimeError."""
+    """Whether an exception means that writing failed: `OSError`, safetensors', or torch's plain `RuntimeError`."""
     from safetensors import SafetensorError
 
     if isinstance(error, OSError):
@@ -267,7 +267,7 @@ def is_write_error(error: BaseException) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """The operating system's reason, also where a library wrapped it."""
+    """The operating system's error text, also of a wrapped `OSError`."""
     for part in (error, error.__cause__, error.__context__):
         if isinstance(part, OSError) and part.strerror:
             return part.strerror

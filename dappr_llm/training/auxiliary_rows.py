@@ -18,7 +18,7 @@ UNLABELLED = -1
 
 
 def check_auxiliary(method: Method, name: str, given: bool) -> None:
-    """Auxiliary rows must be there for a method that needs them, and for no other."""
+    """Raise a `UserError` if a method that needs auxiliary rows has none, or if any other method is given some."""
     wanted = "auxiliary_rows" in method.needs
     if wanted and not given:
         raise UserError(
@@ -34,7 +34,7 @@ def check_auxiliary(method: Method, name: str, given: bool) -> None:
 
 
 def check_names(recipe_name: str, auxiliary: str, train: str, ood: Sequence[str]) -> None:
-    """Refuse to train on what is to be detected, or on labelled rows as if they were not."""
+    """Raise a `UserError` if the auxiliary task is also the training task or an OOD test task."""
     if auxiliary in (train, *ood):
         role = "the training task" if auxiliary == train else "an OOD test task"
         raise UserError(
@@ -77,7 +77,7 @@ class MixedRows:
         return self.__getitems__([key])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Rows in the order asked for, each source read once for the whole batch."""
+        """A batch of rows in the order of `indices`; each source dataset is read once."""
         size = len(self.labelled)
         own = [int(i) for i in indices if i < size]
         other = [int(self.picks[i - size]) for i in indices if i >= size]
@@ -100,7 +100,7 @@ class MixedRows:
         return own + [other[i] for i in self.picks.tolist()]
 
     def set_epoch(self, epoch: int) -> None:
-        """Let augmentation depend on the epoch, where rows have any."""
+        """Set the epoch of both datasets, on which random augmentation depends."""
         for rows in (self.labelled, self.auxiliary):
             if hasattr(rows, "set_epoch"):
                 rows.set_epoch(epoch)

@@ -91,7 +91,7 @@ class DAPPrConfig(TrainingArguments):
     gradient_checkpointing: bool | str = field(  # type: ignore[assignment]
         default=False, metadata={"help": "Compute activations again in the backward pass; 'auto': if memory asks."}
     )
-    # On, Trainer asks the device at every step whether the loss is NaN, and then hides it from the log.
+    # If on, Trainer synchronises with the device at every step to look for NaN, and leaves NaN losses out of the log.
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Leave NaN losses out of the log."})
     epoch_schedule: dict | str | None = field(default=None, metadata={"help": "A learning rate by whole epochs."})
     eval_every_epochs: int | None = field(default=None, metadata={"help": "Evaluate every so many epochs."})
@@ -118,7 +118,7 @@ class DAPPrConfig(TrainingArguments):
             raise UserError(
                 f"gradient_checkpointing must be true, false or 'auto', got {self.gradient_checkpointing!r}"
             )
-        # Every trained weight is used; looking for others costs a pass.
+        # Every trained parameter gets a gradient; searching for unused ones costs time in each step.
         if self.ddp_find_unused_parameters is None:  # type: ignore[has-type]
             self.ddp_find_unused_parameters = False
         if self.trunk_cache and self.dataloader_num_workers:
@@ -130,12 +130,12 @@ class DAPPrConfig(TrainingArguments):
         if self.epoch_schedule is not None:
             check_schedule(self.epoch_schedule)
         if not torch.accelerator.is_available():
-            # Without this accelerate takes the processes of a CPU launch for as many single ones.
+            # Without this, accelerate does not set up a process group for a launch on CPUs.
             self.use_cpu = True
-            self.dataloader_pin_memory = False  # nothing to pin for; torch would warn at every loader
+            self.dataloader_pin_memory = False  # there is no device to copy to, and torch would warn
         super().__post_init__()
         if self.accelerator_config.dispatch_batches is None:
-            # A batch also holds how it is computed: one process must not make it and cut it up for the others.
+            # Batches hold a packed layout besides tensors, so rank 0 must not collate and split them for the others.
             self.accelerator_config.dispatch_batches = False
         for name in self.report_to if isinstance(self.report_to, list) else [self.report_to]:
             if name in _TRACKERS and all(importlib.util.find_spec(module) is None for module in _TRACKERS[name]):

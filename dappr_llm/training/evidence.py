@@ -116,7 +116,7 @@ class ChanceMonitor:
         self.window += rows
         self.correct += rows * accuracy
         self.chance += rows * chance
-        if self.window < 400:  # too few to tell chance from a start
+        if self.window < 400:  # too few rows for the test below
             return None
         mean, expected = self.correct / self.window, self.chance / self.window
         margin = 2 * math.sqrt(expected * (1 - expected) / self.window)

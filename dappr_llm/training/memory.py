@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _GIB = 1 << 30
-_SPARE = 0.1  # of the memory that is free: fragmentation, kernels' own space
+_SPARE = 0.1  # share of free memory kept back for fragmentation and kernel workspaces
 _STATE_BYTES = 12  # per trained weight: its gradient and two moments in float32
 
 
@@ -27,7 +27,7 @@ def settle_gradient_checkpointing(trainer: DAPPrTrainer) -> None:
     """`gradient_checkpointing: auto`: on, on every rank, if a batch of the longest rows would not fit."""
     args, model = trainer.args, trainer.model
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        # No device holds the model yet, so nothing can be tried; who shards weights is short of memory.
+        # The model is not on a device yet, so memory cannot be measured; sharding suggests that it is short.
         args.gradient_checkpointing = True
         logger.info("Weights are sharded over devices: gradient checkpointing is on (false turns it off)")
         return
@@ -49,7 +49,7 @@ def settle_gradient_checkpointing(trainer: DAPPrTrainer) -> None:
 
 
 def step_bytes(trainer: DAPPrTrainer) -> int:
-    """What a batch of rows as long as the longest keeps for its backward pass, and what the optimizer adds."""
+    """Bytes of the activations of a batch of the longest rows, plus gradients and optimizer state."""
     row, times = longest_row(trainer.train_dataset, trainer.args.max_length)
     model: Any = trainer.model
     inputs = to_device(trainer.backend.collate([row]), trainer.args.device)
@@ -60,7 +60,7 @@ def step_bytes(trainer: DAPPrTrainer) -> int:
 
 
 def longest_row(dataset: Any, max_length: int) -> tuple[Any, float]:
-    """The longest row of a dataset and 1; of a stream its first row, and how many times as long the longest may be."""
+    """The longest row and 1.0; for a stream its first row and the ratio of `max_length` to its length."""
     if not is_stream(dataset):
         columns = getattr(dataset, "column_names", None) or ()
         return dataset[int(np.argmax(dataset["length"])) if "length" in columns else 0], 1.0
@@ -125,7 +125,7 @@ def kept_bytes_by_block(
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory that a step can still take on a device; `None` where nothing tells."""
+    """Free memory of a device in bytes; `None` if unknown."""
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached

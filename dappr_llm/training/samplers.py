@@ -1,4 +1,4 @@
-"""Orders of rows that do not depend on what happened before: the same after a resume, the same on every process."""
+"""Samplers whose order depends on seed and epoch only: the same after a resume and on every rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _POOL = 50  # batches whose rows are sorted together, at most; transformers' own
 
 
 class FixedOrder(Sampler):
-    """A given order of rows; accelerate shards it over processes like any sampler."""
+    """A sampler with a fixed order; accelerate shards it over ranks like any other."""
 
     def __init__(self, order: list[int]):
         self.order = order
@@ -31,7 +31,7 @@ class FixedOrder(Sampler):
 
 class LengthGrouped(Sampler):
     """
-    Rows of similar length together, in an order that seed and epoch decide, with the gradient of a random order.
+    Batches of rows with similar lengths, shuffled by seed and epoch, with the expected gradient of a random order.
 
     transformers' own sampler begins each stretch of batches with its longest rows and leaves its shortest ones for the
     incomplete last batch, where a row counts more: the gradient to expect of a step then depends on where the step
@@ -72,7 +72,7 @@ class LengthGrouped(Sampler):
 
 
 def train_sampler(dataset: Any, args: DAPPrConfig, epoch: Callable[[], float | None]) -> LengthGrouped | None:
-    """The sampler of `train_sampling_strategy: group_by_length`; `None` where Trainer's own serves."""
+    """The sampler of `train_sampling_strategy: group_by_length`; `None` for any other strategy."""
     if args.train_sampling_strategy != "group_by_length" or "length" not in getattr(dataset, "column_names", ()):
         return None
     batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size

@@ -48,7 +48,7 @@ def layout(rows: Sequence[Sequence[int]], share: bool = True, waste: int | None 
         longest = max(len(path) for _, path in group)
         take = [[*new, *[0] * (width - len(new))] for new, _ in group]
         keys = [[*path, *[0] * (longest - len(path))] for _, path in group]
-        # Padding queries look at everything: their results are dropped, and a softmax over nothing would be NaN.
+        # Padding queries attend to all keys: their outputs are dropped, and a softmax over no key would be NaN.
         seen = [[*range(len(p) - len(n), len(p)), *[longest - 1] * (width - len(n))] for n, p in group]
         for new, _ in group:
             placed += [*new, *[-1] * (width - len(new))]
@@ -108,7 +108,7 @@ def _merge(rows: Sequence[Sequence[int]], share: bool) -> tuple[Any, ...]:
         segments.append((new, path))
         owners.append((number, start, end))
 
-    if common:  # a segment of its own: as part of the first row it would make that one longer than the others
+    if common:  # its own segment; within the first row it would make that row longer than the others
         add(order[0], 0, common)
         before = lists[order[0]][:common]
     for number in order:

@@ -37,5 +37,5 @@ class EveryEpochs(TrainerCallback):
         name = args.metric_for_best_model
         key = name if not name or name.startswith("eval_") else f"eval_{name}"
         if key and metrics and metrics.get(key) == state.best_metric:
-            # Trainer asks whether the metric is better than the best so far: a hair less lets an equal one pass.
+            # Trainer keeps a checkpoint only if its metric is better; one ulp less lets an equal one win.
             state.best_metric = math.nextafter(state.best_metric, -math.inf if args.greater_is_better else math.inf)

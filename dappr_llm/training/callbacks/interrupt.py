@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
     from ..config import DAPPrConfig
 
-_ECHO = 1.0  # seconds within which a second signal is not a second wish
+_ECHO = 1.0  # seconds within which a second signal counts as a copy of the first
 
 
 class InterruptCallback(TrainerCallback):
     """
-    Turns SIGINT and SIGTERM into a saved, resumable stop at the end of the current step.
+    On SIGINT or SIGTERM, saves a resumable checkpoint at the end of the current step and stops training.
 
-    A second Ctrl-C interrupts at once, unless it is the echo of the first: a launcher passes on to its processes the
-    signal that the terminal has already sent them. With several processes the wish to stop is shared after each step,
-    so that all of them stop at the same one.
+    A second Ctrl-C interrupts at once, unless it follows within a second: launchers forward a signal that the terminal
+    has already sent to their processes. With several ranks the stop request is reduced over all of them after each
+    step, so that they stop at the same step.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class InterruptCallback(TrainerCallback):
         self.restore()
 
     def restore(self) -> None:
-        """Give the signals back to whoever had them; also called when training ends in an error."""
+        """Restore the previous signal handlers; also called when training ends in an error."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}

@@ -1,4 +1,4 @@
-"""What methods with a head of their own ask of the trainer: fitting, centroids, phases. Names no method."""
+"""Calls the hooks of methods with a head of their own: fitting it, updating it after a step, training it in phases."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SINGLE_BACKWARD = ("fp16", "bf16", "gradient_checkpointing", "torch_compile")
 
 
 def check_arguments(method: Method, args: Any) -> None:
-    """Refuse training arguments under which a loss cannot be differentiated twice."""
+    """Raise a `UserError` for training arguments under which a loss cannot be differentiated twice."""
     if "input_grad" not in method.needs:
         return
     for name in _SINGLE_BACKWARD:
@@ -79,7 +79,7 @@ class MethodHooks(TrainerCallback):
         self._seen: list[tuple[Outputs, Tensor]] = []
 
     def remember(self, outputs: Outputs, labels: Tensor) -> None:
-        """Keep a micro-batch until its optimizer step is done."""
+        """Keep the outputs of a micro-batch for `on_optimizer_step`."""
         if "after_step" in self.needs:
             self._seen.append((outputs.detach(), labels.detach()))
 
@@ -91,7 +91,7 @@ class MethodHooks(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: DAPPrConfig, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """A parameter without a gradient is left alone by every optimizer: momentum and weight decay included."""
+        """Drop gradients of parameters outside the current phase: the optimizer then skips them entirely."""
         head = head_of(self.trainer.model)
         if head is None:
             return

@@ -1,4 +1,4 @@
-"""Evidence out of distribution while a model trains; goes wherever Trainer's `report_to` sends the other figures."""
+"""Logs epistemic uncertainty and evidence on out-of-distribution rows at each evaluation."""
 
 from __future__ import annotations
 
