@@ -1,13 +1,13 @@
 """
-Padding-free forward passes in which no prompt token is computed twice.
+Packed batches with shared prefixes: no padding, and no prefix of a prompt computed twice.
 
-The rows of a batch are laid into one row of tokens without padding, in lexicographic order, and each keeps only the
-tokens that it does not share with the rows before it: the instruction that all prompts begin with, a question that is
-asked with several options, a prompt that occurs twice are there once. Every token-wise layer, which is nearly all of
-a model's work, sees just these tokens. Only attention has to know who belongs to whom: there each row's own tokens
-look at its whole path, and gradients of shared tokens add up by themselves.
+The rows of a batch are sorted and concatenated into one sequence; each row keeps only the tokens after the prefix that
+it shares with the row before it. An instruction common to all prompts, a question asked with several options, or a
+repeated prompt is then computed once. Token-wise layers, nearly all of a model's work, process just these tokens. In
+attention, the queries are a row's own tokens and the keys its whole prompt, gathered by index; autograd sums the
+gradients of shared tokens.
 
-`layout` makes index tensors on the host; the model passes them on to its attention function as one more keyword
+`layout` makes the index tensors on the host; the model passes them on to its attention function as one more keyword
 argument, and the functions of `attention.py` read them.
 """
 
