@@ -17,7 +17,7 @@ from scipy.optimize import minimize_scalar
 
 from dappr_llm.decisions.calibrate import calibrate
 from dappr_llm.decisions.rule import abstention_score, scale
-from dappr_llm.evaluation import metrics
+from dappr_llm.evaluation import calibration_metrics, classification_metrics
 from dappr_llm.evaluation.prediction_table import PredictionTable
 
 
@@ -33,7 +33,7 @@ def measure(table: PredictionTable, test: np.ndarray, rule) -> dict[str, float]:
         found |= {f"{score}/coverage": raw[rows, labels].mean(), f"{score}/size": raw.sum(axis=1).mean()}
         found |= {f"{score}/full": full[rows, labels].mean(), f"{score}/full_size": full.sum(axis=1).mean()}
     answered = ~rule.abstain(probs, reading.epistemic)
-    wrong = ~metrics.is_correct(probs, labels)
+    wrong = ~classification_metrics.is_correct(probs, labels)
     found["answered"] = answered.mean()
     found["risk"] = wrong[answered].mean() if answered.any() else 0.0
     # The threshold's risk on the whole table, the best estimate of its true risk.
@@ -43,7 +43,7 @@ def measure(table: PredictionTable, test: np.ndarray, rule) -> dict[str, float]:
     inside = abstention_score(rule.abstention["score"], every, everything.epistemic) <= (
         -1 if limit is None else limit
     )
-    errors = ~metrics.is_correct(every, table.labels)
+    errors = ~classification_metrics.is_correct(every, table.labels)
     found["table_risk"] = errors[inside].mean() if inside.any() else 0.0
     return found
 
@@ -65,12 +65,13 @@ def scalings(table: PredictionTable, calibration: np.ndarray, test: np.ndarray) 
     for name, way in ways.items():
         probs = right.reading("own").probs
         if way is not None:
-            best = minimize_scalar(lambda x: metrics.nll(way(left, x), left.labels), bounds=(-8, 4), method="bounded")  # noqa: B023
+            loss = lambda x, way=way: classification_metrics.nll(way(left, x), left.labels)  # noqa: E731
+            best = minimize_scalar(loss, bounds=(-8, 4), method="bounded")
             probs = way(right, best.x)
-        correct = metrics.is_correct(probs, right.labels)
+        correct = classification_metrics.is_correct(probs, right.labels)
         found |= {
-            f"{name}/nll": metrics.nll(probs, right.labels),
-            f"{name}/ece": metrics.ece(probs.max(axis=1), correct),
+            f"{name}/nll": classification_metrics.nll(probs, right.labels),
+            f"{name}/ece": calibration_metrics.ece(probs.max(axis=1), correct),
         }
     return found
 
@@ -85,7 +86,7 @@ def main() -> None:
     parser.add_argument("--confidence", type=float, default=0.95)
     args = parser.parse_args()
     table = join([PredictionTable.load(path) for path in args.tables])
-    accuracy = metrics.accuracy(table.reading("own").probs, table.labels)
+    accuracy = classification_metrics.accuracy(table.reading("own").probs, table.labels)
     print(f"{len(table)} rows, accuracy {accuracy:.3f}; {args.splits} splits, {args.calibration} rows calibrate")
     records = []
     for seed in range(args.splits):

@@ -9,7 +9,7 @@ from typing import Any
 from ..core import checkpoint
 from ..core.errors import UserError
 from ..core.files import say
-from ..evaluation.item_texts import questions_path
+from ..evaluation.item_texts import item_texts_path
 from ..evaluation.prediction_table import PredictionTable, combine
 from ..evaluation.reporting.run_results import finish
 from ..evaluation.runs import load_run
@@ -55,6 +55,6 @@ def combine_runs(runs: list[str], out: str, quiet: bool = False) -> dict[str, An
         except UserError as error:
             raise UserError(f"Cannot combine {', '.join(members)}: {error}") from None
         tables[task].save(folder / checkpoint.TABLES / path.name)
-        if questions_path(path).is_file():  # the items' words, which reports show
-            shutil.copy(questions_path(path), questions_path(folder / checkpoint.TABLES / path.name))
+        if item_texts_path(path).is_file():  # the items' words, which reports show
+            shutil.copy(item_texts_path(path), item_texts_path(folder / checkpoint.TABLES / path.name))
     return finish(folder, tables, folder.name, quiet=quiet)

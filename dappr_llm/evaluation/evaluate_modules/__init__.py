@@ -1,5 +1,5 @@
 """
-Our metrics as modules of 🤗 Evaluate, for anybody's own Trainer. Nothing is downloaded.
+Our metrics as modules of 🤗 Evaluate, for use with any Trainer. Nothing is downloaded.
 
 Instantiate them (`from dappr_llm.evaluation.evaluate_modules.calibration import Calibration`), or load them by path:
 `evaluate.load(module_path("calibration"))`.
@@ -16,7 +16,7 @@ MODULES = ("calibration", "ood_detection", "selective_prediction")
 
 def module_path(name: str) -> str:
     """
-    Where a module is, for `evaluate.load`.
+    The path of a module, for `evaluate.load`.
 
     Args:
         name (`str`): `"calibration"`, `"ood_detection"` or `"selective_prediction"`.

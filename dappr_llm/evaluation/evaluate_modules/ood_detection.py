@@ -1,11 +1,11 @@
-"""How well an uncertainty tells in-distribution rows from others, as an `evaluate.Metric`."""
+"""Out-of-distribution detection by an uncertainty, as an `evaluate.Metric`."""
 
 # `evaluate.load` copies this file elsewhere before it imports it: no relative imports.
 import datasets
 import evaluate
 import numpy as np
 
-from dappr_llm.evaluation import metrics
+from dappr_llm.evaluation import ranking_metrics
 
 _DESCRIPTION = """Out-of-distribution detection from one uncertainty per row: AUROC, AUPR with in-distribution rows as
 positives, AUPR with the others as positives, and the false-positive rate at 95 % true positives."""
@@ -35,4 +35,4 @@ class OODDetection(evaluate.Metric):
         uncertainty, is_id = np.asarray(predictions, dtype=np.float64), np.asarray(references)
         if not np.isin(is_id, (0, 1)).all():
             raise ValueError("references must be 1 (in distribution) or 0 (not)")
-        return metrics.ood_scores(uncertainty[is_id == 1], uncertainty[is_id == 0])
+        return ranking_metrics.ood_scores(uncertainty[is_id == 1], uncertainty[is_id == 0])
