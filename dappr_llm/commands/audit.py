@@ -1,4 +1,4 @@
-"""`dappr audit`: ask every question with its options rotated. The numbers are `evaluation.permutation_audit`'s."""
+"""`dappr audit`: option-permutation audit of a checkpoint; `evaluation.permutation_audit` computes the metrics."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ EPILOG = """examples:
 @dataclass(frozen=True)
 class AuditOptions:
     """
-    What to audit.
+    Options of `dappr audit`.
 
     Args:
-        checkpoint (`str`): The checkpoint, or a table (`.npz`) that an audit wrote.
+        checkpoint (`str`): Folder of a run, Hub id, or the table (`.npz`) of an earlier audit.
         task (`str`, *optional*): The task; not needed with a table.
         split (`str`): Its split.
         out (`str`, *optional*): Folder for `audit.npz` and `audit.json`.
-        base, data_root, batch_size, limit: As for prediction.
-        resamples (`int`, *optional*, defaults to 1000): Of the intervals; 0 for none.
+        base, data_root, batch_size, limit: As in [`TableOptions`].
+        resamples (`int`, *optional*, defaults to 1000): Bootstrap resamples; 0 for no intervals.
     """
 
     checkpoint: str
@@ -56,26 +56,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb."""
-    shared.Sidecars([args.checkpoint])  # a wrong folder is refused before slow imports
-    audit(
-        AuditOptions(
-            checkpoint=args.checkpoint,
-            task=args.task,
-            split=args.split,
-            out=args.out,
-            base=args.base,
-            data_root=args.data_root,
-            batch_size=args.batch_size,
-            limit=args.limit,
-            resamples=args.resamples,
-        )
-    )
+    """Run the verb; returns exit code 0, errors are raised."""
+    shared.Sidecars([args.checkpoint])  # a wrong folder is an error before slow imports
+    audit(shared.options_from(AuditOptions, args))
     return 0
 
 
 def audit(options: AuditOptions) -> dict[str, float]:
-    """Audit a checkpoint on a task, or read the table of an earlier audit again; returns the results by key."""
+    """Audit a checkpoint on a task, or recompute the metrics of an earlier audit's table; returns the results by key."""
     from ..evaluation.permutation_audit import TABLE, evaluate_audit, render_audit, save_audit
     from ..evaluation.prediction_table import PredictionTable
 
@@ -99,7 +87,7 @@ def audit(options: AuditOptions) -> dict[str, float]:
 
 
 def _predict(options: AuditOptions) -> PredictionTable:
-    """Predictions for every rotation of every question of the task."""
+    """Predictions for every rotation of every item of the task."""
     from ..evaluation.permutation_audit import rotated
     from ..inference.modality import find_task, load_rows
 

@@ -1,4 +1,4 @@
-"""`dappr plan`: what a recipe will take, before anything is loaded."""
+"""`dappr plan`: memory, steps and tokens of a recipe, estimated before anything is loaded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Always 0; mistakes are raised."""
+    """Run the verb; returns exit code 0, errors are raised."""
     from ..core.recipe import load_recipe
     from ..scale.plan import plan, render
 

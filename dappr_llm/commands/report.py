@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Always 0; mistakes are raised."""
+    """Run the verb; returns exit code 0, errors are raised."""
     from ..evaluation.reporting import write_report
 
     write_report(
