@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def audit(options: AuditOptions) -> dict[str, float]:
-    """Audit a checkpoint on a task, or recompute the metrics of an earlier audit's table; returns the results by key."""
+    """Audit a checkpoint on a task, or recompute the metrics of an earlier audit's table; returns results by key."""
     from ..evaluation.permutation_audit import TABLE, evaluate_audit, render_audit, save_audit
     from ..evaluation.prediction_table import PredictionTable
 

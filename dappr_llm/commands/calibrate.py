@@ -15,14 +15,11 @@ from .shared import Sidecars
 if TYPE_CHECKING:
     import argparse
 
-    from datasets import Dataset
-
     from ..core.backend import Backend
     from ..core.recipe import Recipe
     from ..decisions.rule import Decision
     from ..evaluation.prediction_table import PredictionTable
-    from ..inference.modality import TaskSpec
-    from ..vision.data.rows import ImageRows
+    from ..inference.modality import DatasetRows, TaskSpec
 
 EPILOG = """examples:
   dappr calibrate runs/quickstart --task everyday --split validation --max-risk 0.05
@@ -223,9 +220,7 @@ def refuse_training_split(recipe: Recipe | None, folder: Path, task: str | None,
         )
 
 
-def without_seen(
-    rows: Dataset | ImageRows, backend: Backend, trained: frozenset[str], name: str
-) -> Dataset | ImageRows:
+def without_seen(rows: DatasetRows, backend: Backend, trained: frozenset[str], name: str) -> DatasetRows:
     """
     The rows without those that were trained on; `UserError` if these are more than a tenth.
 

@@ -1,4 +1,4 @@
-"""`dappr predict`: write a prediction table (`.npz`) for a task, or answers with decisions (`.jsonl`, `.csv`, `.parquet`)."""
+"""`dappr predict`: writes a prediction table of a task, or a file of answers with prediction sets and abstentions."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class TableOptions:
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> TableOptions:
-        """From the arguments of `dappr predict`, or of `dappr evaluate`, which has no `--revision` and `--load-in-4bit`."""
+        """From the arguments of `dappr predict`, or of `dappr evaluate`, which has no loading options but `--base`."""
         return shared.options_from(
             cls,
             args,

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..vision.data.rows import ImageRows
 
     Task: TypeAlias = MCQTask | ImageTask
+    DatasetRows: TypeAlias = Dataset | ImageRows  # rows with `select`
     TaskSpec: TypeAlias = str | Mapping[str, Any] | Task  # a name, a file or folder, a mapping, or a declaration
 
 # Module and class of the backend that loads checkpoints of each modality.
