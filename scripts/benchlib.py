@@ -34,7 +34,7 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser = scriptlib.arguments(description)
     parser.add_argument("--data-root", help="local folder with Hub datasets in their row layout")
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's own choice)")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--json", type=Path, help="also write the measurements to this file")
     return parser
 
 

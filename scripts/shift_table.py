@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--corruptions", nargs="+", default=list(CORRUPTIONS), choices=CORRUPTIONS)
     parser.add_argument("--severities", nargs="+", type=int, default=list(SEVERITIES), choices=SEVERITIES)
     parser.add_argument("--batch-size", type=int, default=500)
-    parser.add_argument("--limit", type=int, help="use only so many images of each set")
+    parser.add_argument("--limit", type=int, help="use only the first images of each set")
     args = parser.parse_args()
     names = [f"cifar10_c/{corruption}/{severity}" for severity in args.severities for corruption in args.corruptions]
     rows = {}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 EPILOG = """examples:
   dappr audit runs/quickstart --task everyday
-  dappr audit runs/quickstart/audits/everyday-test/audit.npz      the figures again, without the model"""
+  dappr audit runs/quickstart/audits/everyday-test/audit.npz      the metrics again, without the model"""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", help="folder of a run, Hub id, or a table (.npz) that an earlier audit wrote")
     parser.add_argument("--task", help="task name, .jsonl/.csv/.parquet file, or Hub dataset id")
     parser.add_argument("--split", default="test", help="split of the task (default: test)")
-    parser.add_argument("--out", help="folder for figures and table (default: audits/TASK-SPLIT below the checkpoint)")
+    parser.add_argument("--out", help="folder for metrics and table (default: audits/TASK-SPLIT below the checkpoint)")
     parser.add_argument("--resamples", type=int, default=1000, help="bootstrap resamples (default: 1000)")
     shared.add_prediction(parser)
 
@@ -82,7 +82,7 @@ def audit(options: AuditOptions) -> dict[str, float]:
             table.save(folder / TABLE)
         save_audit(results, intervals, table, folder, options.resamples)
         say(render_audit(results, intervals, f"{table.meta.get('task')} ({table.meta.get('split')}), all rotations"))
-        say(f"Figures and table: {folder}")
+        say(f"Metrics and table: {folder}")
     return results
 
 

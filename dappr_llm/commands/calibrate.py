@@ -43,8 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--abstain-on", default="auto", help="aleatoric, epistemic or auto (default: auto)")
     parser.add_argument("--out", help="write a copy of the checkpoint here instead of changing it")
     parser.add_argument("--adapter", help="an adapter trained elsewhere (folder or Hub id); needs --out")
-    parser.add_argument("--method", default="ce", help="with --adapter: how it is read (default: ce)")
-    parser.add_argument("--num-choices", type=int, default=4, help="with --adapter: letters it knows (default: 4)")
+    parser.add_argument("--method", default="ce", help="with --adapter: method for its logits (default: ce)")
+    parser.add_argument(
+        "--num-choices", type=int, default=4, help="with --adapter: answer letters it was trained on (default: 4)"
+    )
     parser.add_argument("--template", help="with --adapter: its prompt, with {question} and {choices}")
     shared.add_prediction(parser)
 

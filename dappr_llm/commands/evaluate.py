@@ -21,8 +21,8 @@ EPILOG = """examples:
   dappr evaluate --id runs/a/predictions/obqa-test.npz --ood runs/a/predictions/csqa-test.npz --out figures/
   dappr evaluate runs/seed0 runs/seed1 --id obqa --ood arc_c --out runs/ensemble       (an ensemble)
 
-Answers (accuracy, NLL, ECE) are read on each item's own options. OOD scores are read on the training letters
-for both sides ("matched"); the published reading, each task on its own letters, stands beside it."""
+Answer metrics (accuracy, NLL, ECE) use each item's own options. OOD detection reads both tasks on the answer letters
+of training ("matched"); the published reading, each task on all its own letters, is reported beside it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -151,7 +151,7 @@ METRICS = (
         "plain", False, function="ranking_metrics.excess_aurc", inputs=_RANKED, headline=False,
     ),
     Metric(
-        "risk_at_coverage_80", "risk at 80 % coverage", "Share of wrong answers among the surest 80 %",
+        "risk_at_coverage_80", "risk at 80 % coverage", "Share of wrong answers among the least uncertain 80 %",
         larger_is_better=False, function="ranking_metrics.risk_at_coverage", inputs=_RANKED, headline=False,
     ),
     Metric(

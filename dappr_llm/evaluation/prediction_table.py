@@ -212,12 +212,12 @@ class PredictionTable:
         derived = self._derive(counts)
         same = np.array_equal(counts, self.num_options)
         # Adding NaN marks every value of an invalid row; an infinite alpha0 would count as perfectly certain.
-        broken = np.where(self.nan_rows, np.float32("nan"), np.float32(0))
+        invalid = np.where(self.nan_rows, np.float32("nan"), np.float32(0))
         return Reading(
-            probs=(self.probs if (counts == self.width).all() else derived.probs) + broken[:, None],
+            probs=(self.probs if (counts == self.width).all() else derived.probs) + invalid[:, None],
             alpha=derived.alpha,
-            aleatoric=(self.aleatoric if same else derived.aleatoric) + broken,
-            epistemic=(self.epistemic if same else derived.epistemic) + broken,
+            aleatoric=(self.aleatoric if same else derived.aleatoric) + invalid,
+            epistemic=(self.epistemic if same else derived.epistemic) + invalid,
             num_options=counts,
         )
 

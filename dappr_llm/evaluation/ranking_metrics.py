@@ -79,11 +79,11 @@ def ood_scores(uncertainty_id: np.ndarray, uncertainty_ood: np.ndarray) -> dict[
     uncertainty = np.concatenate([np.asarray(uncertainty_id), np.asarray(uncertainty_ood)]).astype(np.float64)
     is_id = np.arange(len(uncertainty)) < len(uncertainty_id)
     # With OOD items as positives the score is the uncertainty itself, in which NaN must rank first instead of last.
-    foreign = np.where(np.isnan(uncertainty), np.inf, uncertainty)
+    ood_score = np.where(np.isnan(uncertainty), np.inf, uncertainty)
     return {
         "auroc": auroc(is_id, -uncertainty),
         "aupr": aupr(is_id, -uncertainty),
-        "aupr_ood": aupr(~is_id, foreign),
+        "aupr_ood": aupr(~is_id, ood_score),
         "fpr95": fpr_at_tpr(is_id, -uncertainty),
     }
 

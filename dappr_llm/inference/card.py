@@ -353,7 +353,7 @@ def _interval_table(results: dict[str, Any], intervals: Intervals) -> str:
         for key, ends in intervals.items()
         if key in results and all(map(math.isfinite, (results[key], *ends)))
     ]
-    return markdown_table(["figure", "value", "low", "high"], rows) if rows else ""
+    return markdown_table(["metric", "value", "low", "high"], rows) if rows else ""
 
 
 def _log_table(log: list[dict[str, Any]]) -> str:

@@ -36,6 +36,13 @@ def test_every_result_is_declared_and_every_declaration_is_a_result():
     assert set(intervals) == {key for key in results if find(key) and find(key)[0].estimate}
 
 
+def test_every_declared_function_exists_where_it_is_declared():
+    for metric in ANSWERS:
+        module, name = metric.function.split(".")
+        function = evaluators.function_of(metric)
+        assert function.__name__ == name and function.__module__ == f"dappr_llm.evaluation.{module}"
+
+
 def test_every_metric_is_documented():
     text = (ROOT / "docs" / "evaluation.md").read_text()
     assert not [metric.key for metric in (*ANSWERS, *DETECTION) if f"`{metric.key}`" not in text]

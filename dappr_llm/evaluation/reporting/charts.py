@@ -153,7 +153,7 @@ def roc(runs: list[RunData], task: str) -> Chart:
     if not single:
         caption = (
             "Matched: both sides on the training letters. Published: each task on its own letters, which by itself "
-            "makes tasks with more options look foreign."
+            "raises the uncertainty of tasks with more options."
         )
     return Chart(f"ROC, {task}", plot.render(f"ROC curves of telling {task} apart"), caption, legend)
 

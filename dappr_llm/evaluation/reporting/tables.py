@@ -78,8 +78,8 @@ def report_tables(runs: Sequence[RunData]) -> tuple[list[Table], list[Table]]:
         headline.append(_per_task(runs, "Out-of-distribution detection", detection_columns(True, one), note))
         if any(f"ood/{task}/accuracy" in run.results for run in runs for task in run.ood_tables):
             more = [_per_task(runs, "Answers under shift", shift_columns()), *more]
-        matched = "" if one else "On matched letters, unless said otherwise."
-        more.append(_per_task(runs, "More detection figures", detection_columns(False, one), matched))
+        matched = "" if one else "Matched reading, unless a column states another."
+        more.append(_per_task(runs, "More detection metrics", detection_columns(False, one), matched))
     return headline, [*(_differences(runs) if len(runs) > 1 else ()), *more, _counts(runs)]
 
 
