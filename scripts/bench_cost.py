@@ -1,29 +1,28 @@
 """
-What each method costs, absolutely and relative to cross-entropy: parameters, memory, seconds per epoch, inference.
+Cost of each method, absolute and relative to cross-entropy: parameters, memory, seconds per epoch, inference time.
 
     python scripts/bench_cost.py --recipe mnist/dappr --rows 48000
     python scripts/bench_cost.py --recipe dogs/dappr --batch-size 256 --rows 10800 --methods ce edl dappr
 
-Methods take turns step by step in one process, each with its default options. DUQ's step is differentiated twice,
-prior networks' steps hold as many auxiliary images again, and a head that is fitted after training is fitted before it
-predicts. Memory is what one step keeps for its backward pass (activations), plus weights, gradients and Adam's two
-moments. An ensemble of M costs M times its method.
+Steps of the methods alternate in one process, each method with its default options. DUQ needs a double backward pass,
+batches of prior networks contain as many auxiliary images as training images, and heads that are fitted after training
+are fitted before inference is timed. Memory is the activations that one step keeps for its backward pass, plus
+weights, gradients and Adam's two moments. An ensemble of M members costs M times its method.
 """
 
 from __future__ import annotations
 
-import argparse
-
 import numpy as np
 from bench_workload import Workload
 from benchlib import interleaved
+from scriptlib import arguments
 
 from dappr_llm.core.recipe import load_recipe
 from dappr_llm.methods import METHODS
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--recipe", default="mnist/dappr")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--batch-size", type=int, default=64)

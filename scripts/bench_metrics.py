@@ -1,23 +1,23 @@
 """
-How long the metrics and their bootstrap intervals take, from 1e3 to 1e6 rows.
+Time of the metrics and their bootstrap intervals, from 1e3 to 1e6 rows.
 
     python scripts/bench_metrics.py                       # 1,000 resamples at every size, the default
     python scripts/bench_metrics.py --budget 20           # fewer resamples where 1,000 take more CPU seconds
 
-Each size is a table of that many rows in distribution and another one out of distribution, four options, so every
-metric of a results file is computed. Time should grow no faster than n log n: sorting is done once, a resample costs
-cumulative sums.
+For each size, an ID and an OOD table of that many rows with four options are evaluated, so every metric of a results
+file is computed. Time should grow no faster than n log n: rows are sorted once, and a resample costs cumulative sums.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import platform
 import resource
 import time
+from collections.abc import Callable
 
 import numpy as np
+from scriptlib import arguments
 
 from dappr_llm.evaluation.bootstrap import bootstrap
 from dappr_llm.evaluation.evaluators import evaluate_tables
@@ -32,14 +32,15 @@ def make_table(rows: int, evidence: float, task: str) -> PredictionTable:
     return PredictionTable.from_arrays(np.arange(rows).astype(str), labels, alpha=alpha, meta=meta)
 
 
-def seconds(work: object) -> tuple[float, float]:
+def seconds(work: Callable[[], object]) -> tuple[float, float]:
+    """Wall-clock and CPU seconds of a call."""
     start, used = time.perf_counter(), time.process_time()
-    work()  # type: ignore[operator]
+    work()
     return time.perf_counter() - start, time.process_time() - used
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--sizes", type=float, nargs="+", default=[1e3, 1e4, 1e5, 1e6])
     parser.add_argument("--resamples", type=int, default=1000)
     parser.add_argument("--budget", type=float, help="CPU seconds per size; resamples are cut to keep it")
@@ -57,7 +58,7 @@ def main() -> None:
     )
     print("| " + " | ".join(heads) + " |\n" + "| ---: " * len(heads) + "|")
     first = None
-    evaluate_tables(make_table(50, 3.0, "id"), {"x": make_table(50, 1.5, "x")})  # imports are not what is measured
+    evaluate_tables(make_table(50, 3.0, "id"), {"x": make_table(50, 1.5, "x")})  # imports are not timed
     for size in map(int, args.sizes):
         one, other = make_table(size, 3.0, "id"), {"x": make_table(size, 1.5, "x")}
         _, point = seconds(lambda one=one, other=other: evaluate_tables(one, other))

@@ -1,24 +1,25 @@
 """
-What predicting OpenBookQA, both ARCs and CommonsenseQA costs: the plain way, ours, and the trunk alone.
+Cost of predicting OpenBookQA, ARC-C, ARC-E and CommonsenseQA: a plain baseline, our predictor, and a lower bound.
 
     python scripts/bench_predict.py --data-root data                    # a tenth of each set
     python scripts/bench_predict.py --data-root data --fraction 1       # all 5,269 questions: half an hour on a laptop
     python scripts/bench_predict.py --data-root data --linear           # how the cost grows with the number of items
 
-  a        the plain way: every set by itself, texts tokenised in batches of 16 in the set's order, padded to the
-           longest, logits of the whole vocabulary
-  ours     `predict_tables`: all sets in one pass, without padding, what prompts share computed once per batch
-  alone    ours, set by set, in batches of 16
-  c        a bound: forward of the decoder without a head, on as many real tokens, without any padding
-  again    `dappr evaluate` on the same checkpoint for the second time, a whole process from its start to its tables
-  members  one question asked of an ensemble, its members in turn or side by side in one batch
+  a        plain baseline: each dataset by itself, tokenised in batches of 16 in dataset order, padded to the longest
+           prompt, logits of the whole vocabulary
+  ours     `predict_tables`: all datasets in one pass, without padding, shared prefixes computed once per batch
+  alone    `predict_tables` for each dataset by itself, in batches of 16
+  c        lower bound: forward pass of the decoder without a head, on as many real tokens, without padding
+  again    the second `dappr evaluate` of the same checkpoint, as a whole process
+  members  one question answered by an ensemble, its members one after the other or together in one batch
 
-Each is read from the same adapter; probabilities must agree to 1e-4. Variants alternate and repeat. Peak memory above
-the loaded model is taken in a process of its own for each variant.
+All variants use the same adapter; their probabilities must agree to 1e-4. Variants alternate and repeat. Peak memory
+above that of the loaded model is measured in a separate process for each variant.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -26,17 +27,20 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import benchlib
 import numpy as np
 import torch
 
+if TYPE_CHECKING:
+    from datasets import Dataset
+
 TASKS = ("obqa", "arc_c", "arc_e", "csqa")
 
 
 class Bench:
-    """A checkpoint and the rows to predict."""
+    """A model with a random adapter, the rows to predict, and the variants to measure."""
 
     def __init__(self, model_name: str, rows: list[Any], folder: str):
         from dappr_llm import DAPPrConfig, DAPPrTrainer
@@ -59,7 +63,7 @@ class Bench:
         self.results: dict[str, list[np.ndarray]] = {}
         self._lengths: list[list[int]] | None = None
 
-    def plain(self, _: Any = None) -> None:
+    def plain(self, _: None = None) -> None:
         found = []
         for each in self.sets:
             width = max(4, each.meta["task_num_choices"])
@@ -80,26 +84,26 @@ class Bench:
             found.append(torch.cat(parts).numpy())
         self.results["a"] = found
 
-    def ours(self, _: Any = None) -> None:
+    def ours(self, _: None = None) -> None:
         self.trainer.args.eval_tokens = 4096
         self.results["ours"] = [table.probs for table in self.trainer.predict_tables(self.sets)]
 
-    def alone(self, _: Any = None) -> None:
+    def alone(self, _: None = None) -> None:
         self.trainer.args.eval_tokens = 0
         self.results["alone"] = [self.trainer.predict_tables([each])[0].probs for each in self.sets]
 
-    def trunk(self, _: Any = None) -> None:
+    def trunk(self, _: None = None) -> None:
         decoder = self.model.get_base_model().get_decoder()
         lengths = [length for part in self.lengths() for length in part]
         mean = sum(lengths) // len(lengths)
-        rows = 4096 // mean  # the same budget as ours, in rows of equal length
+        rows = 4096 // mean  # the same tokens per batch as ours, in rows of equal length
         for start in range(0, len(lengths), rows):
             ids = torch.full((min(rows, len(lengths) - start), mean), 5, device=benchlib.device())
             with torch.no_grad():
                 decoder(input_ids=ids, use_cache=False)
 
     def lengths(self) -> list[list[int]]:
-        """Tokens of every prompt of every set, tokenised once."""
+        """Number of tokens of every prompt, per dataset; tokenised once."""
         if self._lengths is None:
             sets = (self.backend.encode(self.backend.items(each.rows)) for each in self.sets)
             self._lengths = [[row["length"] for row in rows] for rows in sets]
@@ -127,7 +131,7 @@ def tokens_of(bench: Bench) -> dict[str, int]:
     return {"real": sum(map(sum, lengths)), "padded": padded}
 
 
-def measure(args: Any, model: str) -> dict[str, Any]:
+def measure(args: argparse.Namespace, model: str) -> dict[str, Any]:
     bench = Bench(model, load_rows(args.data_root, args.fraction), tempfile.mkdtemp())
     tokens = tokens_of(bench)
     times = benchlib.rounds(bench.variants(), [None], args.repeats, warm_up=False)
@@ -151,15 +155,15 @@ def measure(args: Any, model: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def memory(args: Any, name: str) -> None:
+def memory(args: argparse.Namespace, name: str) -> None:
     bench = Bench(args.models[0], load_rows(args.data_root, args.fraction), tempfile.mkdtemp())
     bench.lengths()
-    with torch.no_grad():  # every weight is in memory before counting starts
+    with torch.no_grad():  # touch every weight, so that it is resident before measuring starts
         bench.model(input_ids=torch.tensor([[5, 6]], device=benchlib.device()))
     print(json.dumps(benchlib.peak_memory(bench.variants()[name])))
 
 
-def measure_memory(args: Any) -> dict[str, int]:
+def measure_memory(args: argparse.Namespace) -> dict[str, int]:
     common = ["--models", args.models[0], "--fraction", "0.02"]
     common += ["--data-root", args.data_root] if args.data_root else []
     found = {name: benchlib.in_process([*common, "--memory-of", name]) for name in ("a", "ours", "alone", "c")}
@@ -172,8 +176,8 @@ def _apart(wanted: list[np.ndarray], found: list[np.ndarray]) -> float:
     return max(float(np.abs(one - other).max()) for one, other in zip(wanted, found, strict=True))
 
 
-def measure_again(args: Any) -> dict[str, Any]:
-    """The whole command, twice, each in a process of its own."""
+def measure_again(args: argparse.Namespace) -> dict[str, Any]:
+    """Time of the first and of repeated `dappr evaluate` commands, each in its own process."""
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(args.models[0], load_rows(args.data_root, 0.01), folder)
         bench.trainer.save_model(f"{folder}/run")
@@ -205,8 +209,8 @@ def measure_again(args: Any) -> dict[str, Any]:
     return {"first": took[0], "again": took[1:], "limit": args.again}
 
 
-def measure_ensemble(args: Any) -> dict[str, Any]:
-    """One question asked of several members: in turn, and side by side in one batch."""
+def measure_ensemble(args: argparse.Namespace) -> dict[str, Any]:
+    """Time of one question for an ensemble: members one after the other, and together in one batch."""
     from dappr_llm import AdapterEnsemble
 
     with tempfile.TemporaryDirectory() as folder:
@@ -227,8 +231,8 @@ def measure_ensemble(args: Any) -> dict[str, Any]:
     return {"members": args.members, "seconds": times, "ratio": ratio}
 
 
-def measure_linear(args: Any) -> dict[str, Any]:
-    """Seconds against the number of items, for prediction and training, on a model small enough for many."""
+def measure_linear(args: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of prediction and training against the number of items, on a tiny random model."""
     from datasets import concatenate_datasets
 
     from dappr_llm.text.data.tasks import load_task
@@ -250,11 +254,11 @@ def measure_linear(args: Any) -> dict[str, Any]:
         found[f"{name}_fit"] = {"ms_per_item": 1000 * slope, "exponent": exponent, "r2": fit}
         table.append([name, *(f"{value:.2f}" for value in found[name]), 1000 * slope, exponent, fit])
     heads = ["seconds for", *map(str, args.sizes), "ms per item", "exponent of growth", "R² of the line"]
-    benchlib.show("Cost against items (a tiny random model: what surrounds the model counts most)", heads, table)
+    benchlib.show("Cost against items (a tiny random model: overhead outside the model dominates)", heads, table)
     return found
 
 
-def _epoch(bench: Bench, rows: Any) -> None:
+def _epoch(bench: Bench, rows: Dataset) -> None:
     from dappr_llm import DAPPrConfig, DAPPrTrainer
     from dappr_llm.methods import get_method
 
@@ -269,7 +273,7 @@ def _epoch(bench: Bench, rows: Any) -> None:
 
 
 def _fit(sizes: list[int], seconds: list[float]) -> tuple[float, float, float]:
-    """Slope of the line through the points, exponent of growth between the largest two, and the line's R²."""
+    """Slope of a least-squares line, growth exponent between the two largest sizes, and R² of the line."""
     x, y = np.asarray(sizes, float), np.asarray(seconds)
     slope, start = np.polyfit(x, y, 1)
     rest = ((y - slope * x - start) ** 2).sum() / ((y - y.mean()) ** 2).sum()
@@ -283,13 +287,11 @@ def main() -> None:
     parser.add_argument("--fraction", type=float, default=0.1, help="share of each set (default: 0.1)")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--again", type=int, default=50, help="rows of each task for the second run; 0: all")
-    parser.add_argument("--members", type=int, default=3, help="of an ensemble that is asked one question")
+    parser.add_argument("--members", type=int, default=3, help="members of the ensemble (default: 3)")
     parser.add_argument("--linear", action="store_true", help="only: how cost grows with the number of items")
     parser.add_argument("--sizes", type=int, nargs="+", default=[100, 300, 1000, 3000, 10_000])
     parser.add_argument("--memory-of", help="internal: print the peak memory of one variant")
-    args = parser.parse_args()
-    if args.threads:
-        torch.set_num_threads(args.threads)
+    args = benchlib.parse(parser)
     if args.memory_of:
         return memory(args, args.memory_of)
     content: dict[str, Any] = {"machine": benchlib.machine()}
@@ -298,7 +300,7 @@ def main() -> None:
     else:
         content["predict"] = [measure(args, model) for model in args.models]
         content["memory"] = measure_memory(args)
-        if args.models[0] not in benchlib.RANDOM:  # these are nowhere to be loaded from again
+        if args.models[0] not in benchlib.RANDOM:  # a random base model cannot be loaded again
             content["again"] = measure_again(args)
             content["ensemble"] = measure_ensemble(args)
     return benchlib.save(args.json and Path(args.json), content)

@@ -3,12 +3,11 @@ Peak memory and speed of `dappr predict` over synthetic Parquet shards, for seve
 
     python scripts/bench_predict_memory.py --rows 10000 1000000
 
-Each size is a process of its own, on a model of one layer, so that what is measured is ours and not the model's.
+Each size runs in its own process with a model of one layer, so that memory and time are those of the pipeline.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -17,6 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from scriptlib import arguments
+
 ROOT = Path(__file__).resolve().parent.parent
 SHARD = 50_000
 sys.path.insert(0, str(ROOT / "tests"))
@@ -24,7 +25,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def prepare(folder: Path) -> None:
-    """A base of one layer, and an adapter on it that was saved but not trained."""
+    """Save a base model of one layer, and an untrained adapter for it."""
     from peft import LoraConfig
     from tiny import WORDS, build_tokenizer, make_rows
     from transformers import MistralConfig, MistralForCausalLM
@@ -62,7 +63,7 @@ def write_shards(folder: Path, rows: int) -> None:
 
 
 def measure(folder: Path, rows: int, batch: int) -> dict[str, float]:
-    """Run `dappr predict` in a child; its peak resident memory, and rows per second without the time to load."""
+    """Run `dappr predict` in a child process; returns its peak resident memory (MiB) and its wall-clock seconds."""
     task, out = folder / f"in-{rows}", folder / f"out-{rows}"
     write_shards(task, rows)
     code = (
@@ -83,7 +84,7 @@ def measure(folder: Path, rows: int, batch: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 1_000_000])
     parser.add_argument("--batch-size", type=int, default=256)
     args = parser.parse_args()

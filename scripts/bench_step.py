@@ -1,5 +1,5 @@
 """
-Step time of DAPPr against cross-entropy with the same backbone, taken in turns in one process.
+Step time of DAPPr relative to cross-entropy with the same backbone; steps alternate in one process.
 
     python scripts/bench_step.py                                    # cifar10: VGG16, batch 64
     python scripts/bench_step.py --recipe mnist/dappr --rounds 50
@@ -7,17 +7,16 @@ Step time of DAPPr against cross-entropy with the same backbone, taken in turns 
 
 from __future__ import annotations
 
-import argparse
-
 import numpy as np
 from bench_workload import Workload
 from benchlib import interleaved, median_ratio
+from scriptlib import arguments
 
 from dappr_llm.core.recipe import load_recipe
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--recipe", default="cifar10/dappr")
     parser.add_argument("--method", default="dappr")
     parser.add_argument("--batch-size", type=int, default=64)

@@ -1,40 +1,46 @@
 """
-What the frozen-trunk cache saves over a sweep: 4 methods x 2 seeds, LoRA on the top layers (a third, or `--top`).
+Savings of the frozen-layer cache over a sweep: 4 methods x 2 seeds, LoRA on the top layers (a third, or `--top`).
 
     python scripts/bench_sweep.py --data-root data
     python scripts/bench_sweep.py --data-root data --items 512 --test-items 500 --epochs 3
     python scripts/bench_sweep.py --data-root data --top 5
 
-Every run is built from a recipe, trained, and predicts all four test sets, turn by turn:
+Every run is built from a recipe, trained, and predicts all four test sets; the variants alternate:
 
-  cache        LoRA on the top layers, with `train.trunk_cache`; it starts empty: filling it is part of the first run
-  without      the same run without the cache: the same adapter, to rounding
-  every layer  LoRA on all layers, which is what a sweep costs that does not go for the cache; another adapter
+  cache        LoRA on the top layers, with `train.trunk_cache`; the cache starts empty, so the first run fills it
+  without      the same run without the cache: the same adapter up to rounding
+  every layer  LoRA on all layers, the cost of a sweep that cannot use the cache; another adapter
 
-Everything else (packed batches, shared prefixes) is the same on all sides.
+Everything else (packed batches, shared prefixes) is the same in all variants.
 
-What the cache can save is bounded. Without it an item costs the forward pass of all layers and the backward pass of
-the top ones, since autograd stops at the frozen boundary by itself; with it, both passes of the top ones, and once per
-sweep the forward pass of the rest. The bounds printed are of floating-point operations that torch counted in steps of
-these very runs, and so hold for any code that computes the same numbers.
+The possible savings are bounded. Without the cache, an item costs the forward pass of all layers and the backward pass
+of the top ones, since autograd stops at the lowest trained layer; with it, both passes of the top layers, and once per
+sweep the forward pass of the others. The printed bounds are ratios of floating-point operations that torch counted in
+steps of these runs, so they hold for any implementation of the same computation.
 """
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import benchlib
 import numpy as np
 import torch
 
+if TYPE_CHECKING:
+    from dappr_llm import DAPPrTrainer
+    from dappr_llm.core.recipe import Recipe
+
 METHODS = ("ce", "edl", "ib_edl", "dappr")
 SIDES = ("cache", "without", "every layer")
 
 
-def recipe_of(method: str, seed: int, args: Any, folder: str, side: str) -> Any:
+def recipe_of(method: str, seed: int, args: argparse.Namespace, folder: str, side: str) -> Recipe:
+    """The recipe of one run of a variant."""
     from dappr_llm.core.recipe import build_recipe
 
     lowest = 0 if side == "every layer" else args.layers - args.top
@@ -61,8 +67,8 @@ def recipe_of(method: str, seed: int, args: Any, folder: str, side: str) -> Any:
     )  # fmt: skip
 
 
-def run_one(method: str, seed: int, args: Any, folder: str, side: str, count: bool) -> dict[str, Any]:
-    """Seconds of the whole run, of its training and of its prediction; the probabilities; operations if wanted."""
+def run_one(method: str, seed: int, args: argparse.Namespace, folder: str, side: str, count: bool) -> dict[str, Any]:
+    """Seconds `[3]` of the whole run, its training and its prediction; the probabilities; FLOPs if `count`."""
     from dappr_llm import DAPPrTrainer
     from dappr_llm.training.build import build_args, build_run, build_tests
 
@@ -86,8 +92,8 @@ def run_one(method: str, seed: int, args: Any, folder: str, side: str, count: bo
     }
 
 
-def operations(trainer: Any) -> tuple[int, int]:
-    """Floating-point operations of one training step and of one prediction, on the same 16 rows."""
+def operations(trainer: DAPPrTrainer) -> tuple[int, int]:
+    """FLOPs of one training step and of one prediction, on the same 16 rows."""
     from torch.utils.flop_counter import FlopCounterMode
 
     rows = trainer.backend.collate([trainer.train_dataset[row] for row in range(16)])
@@ -102,9 +108,9 @@ def operations(trainer: Any) -> tuple[int, int]:
 
 
 def bounds(flops: dict[str, tuple[int, int]], side: str, runs: int, epochs: int) -> tuple[float, float]:
-    """Least ratios of the cached sweep to another one, in training and in prediction."""
+    """Lower bounds on the cost of the cached sweep relative to another variant, for training and for prediction."""
     (step, reading), (step_there, reading_there) = flops["cache"], flops[side]
-    below = flops["without"][1] - reading  # what filling the cache costs, once for every row of the sweep
+    below = flops["without"][1] - reading  # cost of filling the cache, once per row of the sweep
     return (step + below / runs / epochs) / step_there, (reading + below / runs) / reading_there
 
 
@@ -119,10 +125,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--skip-every-layer", action="store_true", help="leave LoRA on all layers out")
-    args = parser.parse_args()
+    args = benchlib.parse(parser)
     args.top = args.top or args.layers // 3
-    if args.threads:
-        torch.set_num_threads(args.threads)
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -133,15 +137,15 @@ def main() -> None:
             for method in args.methods:
                 shift = len(found) % len(sides)
                 order = sides[shift:] + sides[:shift]
-                first = not found  # operations are the same in all runs of a side
+                first = not found  # FLOPs are the same in all runs of a variant
                 runs = {side: run_one(method, seed, args, folder, side, first) for side in order}
                 found[f"{method}, seed {seed}"] = runs
                 print(f"{method}, seed {seed}: done", flush=True)
     benchlib.save(args.json and Path(args.json), {"machine": benchlib.machine(), **summary(found, args)})
 
 
-def summary(found: dict[str, dict[str, Any]], args: Any) -> dict[str, Any]:
-    """Print the runs, their sum, the ratios and the bounds; and return them."""
+def summary(found: dict[str, dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
+    """Print and return times of all runs, their sum, ratios and bounds."""
     sides = sorted(next(iter(found.values())), key=SIDES.index)
     seconds = {name: {side: run[side]["seconds"] for side in sides} for name, run in found.items()}
     seconds["all"] = {side: sum(run[side] for run in seconds.values()) for side in sides}  # type: ignore[misc]

@@ -1,36 +1,42 @@
 """
-What a training step costs: the plain way, ours, and the frozen trunk alone.
+Cost of a training step: a plain baseline, our trainer, and a lower bound.
 
     python scripts/bench_train.py --data-root data
     python scripts/bench_train.py --data-root data --tasks obqa --models smollm2-135m --batches 6 --repeats 5
 
 Batches of 16 real questions in random order, LoRA of rank 8 on q, v and the head, one optimizer step each:
 
-  a        the plain Hugging Face way: texts tokenised in the loss, padded to the longest of the batch, logits of the
-           whole vocabulary at every position, of which four numbers are used
-  ours     `DAPPrTrainer`'s own step: no padding, what prompts share computed once, four numbers read in float32
-  ours_ce  the same with cross-entropy: what DAPPr's loss costs beyond it
-  no_share without padding, but every prompt computed whole
-  compiled ours with `torch_compile: true` (with `--compile`; compiling happens in the warm-up and is told apart)
-  c        a bound: forward and backward of the decoder without a head, on as many real tokens, without any padding
+  a        plain baseline: tokenised inside the step, padded to the longest prompt of the batch, logits of the whole
+           vocabulary at every position, of which the logits of the answer letters at the last one are used
+  ours     the step of `DAPPrTrainer`: no padding, shared prefixes computed once, only the answer letters' logits
+  ours_ce  the same with cross-entropy, to measure the additional cost of DAPPr's loss
+  no_share without padding, but without sharing prefixes
+  compiled ours with `torch_compile: true` (only with `--compile`; compile time is reported separately)
+  c        lower bound: forward and backward pass of the decoder without a head, on as many real tokens, no padding
 
-Variants alternate batch by batch and repeat; ratios are of sums over the same batches, median (least to largest) of
-the repeats. Peak memory above the loaded model is taken in a process of its own for each variant. The learning rate is
-0, so that all variants must, and do, see the same loss.
+Variants alternate batch by batch and repeat; ratios are those of sums over the same batches, given as median (minimum
+to maximum) over the repeats. Peak memory above that of the loaded model is measured in a separate process for each
+variant. The learning rate is 0, so that all variants must compute the same loss, which is checked.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import tempfile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import benchlib
 import torch
 
+if TYPE_CHECKING:
+    from dappr_llm.methods import Method
+
+Batch = tuple[list[dict[str, Any]], list[dict[str, Any]]]  # prepared rows, and the same rows as items
+
 
 class Bench:
-    """One model and its batches, and every variant of a step on them."""
+    """A model, batches of rows, and the variants of a training step to measure."""
 
     def __init__(self, model_name: str, task: str, batches: int, size: int, root: str | None, compiled: bool = False):
         from dappr_llm import DAPPrConfig, DAPPrTrainer
@@ -70,7 +76,7 @@ class Bench:
         self.optimizer.zero_grad()
         self.losses[name] = float(loss.detach())
 
-    def plain(self, batch: Any) -> None:
+    def plain(self, batch: Batch) -> None:
         from dappr_llm.core.outputs import Outputs
         from dappr_llm.methods import Progress
 
@@ -86,21 +92,21 @@ class Bench:
         terms = self.method.loss(Outputs(logits=answers), labels, Progress(0, 1))
         self._step("a", sum(terms.values()).mean())  # type: ignore[union-attr]
 
-    def _ours(self, name: str, batch: Any, method: Any, share: bool = True) -> None:
+    def _ours(self, name: str, batch: Batch, method: Method, share: bool = True) -> None:
         self.trainer.method, self.backend.reader.share_prefix = method, share
         inputs = self.trainer._prepare_inputs(self.backend.collate(batch[0]))
         self._step(name, self.trainer.compute_loss(self.model, inputs))
 
-    def ours(self, batch: Any) -> None:
+    def ours(self, batch: Batch) -> None:
         self._ours("ours", batch, self.method)
 
-    def ours_ce(self, batch: Any) -> None:
+    def ours_ce(self, batch: Batch) -> None:
         self._ours("ours_ce", batch, self.cross_entropy)
 
-    def no_share(self, batch: Any) -> None:
+    def no_share(self, batch: Batch) -> None:
         self._ours("no_share", batch, self.method, share=False)
 
-    def compiled(self, batch: Any) -> None:
+    def compiled(self, batch: Batch) -> None:
         self._switch(True)
         self._ours("compiled", batch, self.method)
         self._switch(False)
@@ -109,9 +115,9 @@ class Bench:
         for block, call in self.compiled_blocks.items():
             block._compiled_call_impl = call if on else None
 
-    def trunk(self, batch: Any) -> None:
+    def trunk(self, batch: Batch) -> None:
         tokens = [token for row in batch[0] for token in row["input_ids"]]
-        length = len(tokens) // len(batch[0])  # the few that do not divide are left out, in favour of the bound
+        length = len(tokens) // len(batch[0])  # the remainder is left out, which can only lower the bound
         ids = torch.tensor(tokens[: length * len(batch[0])], device=benchlib.device()).view(-1, length)
         hidden = self.model.get_base_model().get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
         self._step("c", hidden[:, -1].float().square().mean(), optimize=False)
@@ -127,9 +133,9 @@ class Bench:
         }
 
 
-def memory(args: Any, name: str) -> None:
+def memory(args: argparse.Namespace, name: str) -> None:
     bench = Bench(args.models[0], args.tasks[0], args.batches, args.batch_size, args.data_root)
-    with torch.no_grad():  # every weight is in memory before counting starts
+    with torch.no_grad():  # touch every weight, so that it is resident before measuring starts
         bench.model(input_ids=torch.tensor([[5, 6]], device=benchlib.device()))
 
     def work() -> None:
@@ -139,16 +145,18 @@ def memory(args: Any, name: str) -> None:
     print(json.dumps(benchlib.peak_memory(work)))
 
 
-def measure(args: Any, model_name: str, task: str, repeats: int) -> dict[str, Any]:
+def measure(args: argparse.Namespace, model_name: str, task: str, repeats: int) -> dict[str, Any]:
     bench = Bench(model_name, task, args.batches, args.batch_size, args.data_root, args.compile)
     if args.compile:
         print(f"First compiled step: {benchlib.seconds(lambda: bench.compiled(bench.batches[0])):.1f} s", flush=True)
     times = benchlib.rounds(bench.variants(), bench.batches, repeats)
     tokens = sum(len(row["input_ids"]) for prepared, _ in bench.batches for row in prepared)
-    bench.backend.reader.share_prefix = True  # the last variant may have switched it off
+    bench.backend.reader.share_prefix = True  # the last variant may have turned it off
     packed = sum(bench.backend.collate(prepared)["packed"]["input_ids"].numel() for prepared, _ in bench.batches)
     longest = sum(len(b) * max(len(row["input_ids"]) for row in b) for b, _ in bench.batches)
-    flops = 4 * benchlib.trunk_parameters(bench.model)  # per token: forward, and backward to the activations alone
+    flops = 4 * benchlib.trunk_parameters(
+        bench.model
+    )  # per token: forward pass, and backward pass to the activations only (weights are frozen)
     same = [name for name in times if name not in ("a", "c", "ours_ce")]
     apart = max(abs(bench.losses[name] - bench.losses["a"]) for name in same)
     assert apart < 1e-3 * (1 + abs(bench.losses["a"])) or benchlib.device().type == "cuda", bench.losses
@@ -181,7 +189,7 @@ def measure(args: Any, model_name: str, task: str, repeats: int) -> dict[str, An
     return found
 
 
-def measure_memory(args: Any, model_name: str, task: str) -> dict[str, int]:
+def measure_memory(args: argparse.Namespace, model_name: str, task: str) -> dict[str, int]:
     common = ["--models", model_name, "--tasks", task, "--batch-size", str(args.batch_size), "--batches", "2"]
     common += ["--data-root", args.data_root] if args.data_root else []
     found = {name: benchlib.in_process([*common, "--memory-of", name]) for name in ("a", "ours", "no_share", "c")}
@@ -199,16 +207,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="for the first model and task; the others get one less")
     parser.add_argument("--compile", action="store_true", help="also measure torch_compile: true")
     parser.add_argument("--memory-of", help="internal: print the peak memory of one variant")
-    args = parser.parse_args()
-    if args.threads:
-        torch.set_num_threads(args.threads)
+    args = benchlib.parse(parser)
     if args.memory_of:
         return memory(args, args.memory_of)
     content: dict[str, Any] = {"machine": benchlib.machine(), "time": [], "memory": {}}
     print(json.dumps(content["machine"]))
     for number, (model, task) in enumerate((m, t) for m in args.models for t in args.tasks):
         if number and model != args.models[0] and task != args.tasks[0]:
-            continue  # other models: the first task is enough
+            continue  # for the other models, the first task only
         content["time"].append(measure(args, model, task, max(1, args.repeats - (number > 0))))
     content["memory"] = measure_memory(args, args.models[0], args.tasks[0])
     return benchlib.save(args.json, content)

@@ -1,4 +1,4 @@
-"""One training step and one prediction of any method on an image recipe, for `bench_step.py` and `bench_cost.py`."""
+"""Training step and prediction of any method on an image recipe, for `bench_step.py` and `bench_cost.py`."""
 
 from __future__ import annotations
 
@@ -22,27 +22,29 @@ class Workload:
 
     Args:
         recipe (`Recipe`):
-            An image recipe; its task gives classes and sizes, its data are not read.
+            An image recipe; classes and image size come from its task, its data are not loaded.
         method (`str`):
             A name of `METHODS`.
         batch_size (`int`):
             Images per step.
         rows (`int`, *optional*):
-            Training rows, equally many of each class, for heads whose form depends on them; by default one per class.
+            Number of training rows, for heads that depend on class counts; by default one per class.
     """
 
     def __init__(self, recipe: Recipe, method: str, batch_size: int, rows: int | None = None):
         task = build_task(recipe)
         classes = task.num_classes or 10
         count = max(rows or 0, classes)
-        pixels = np.broadcast_to(np.zeros((), dtype=np.uint8), (count, task.size, task.size))  # takes no memory
+        pixels = np.broadcast_to(
+            np.zeros((), dtype=np.uint8), (count, task.size, task.size)
+        )  # broadcast: takes no memory
         train = ImageRows(ArrayImages(pixels, "made"), np.arange(count) % classes, [str(i) for i in range(count)])
         self.name, self.method = method, get_method(method)
         self.device = benchlib.device()
         self.model, self.backend = build_classifier(recipe, task, train, self.method, method, seed=0)
         self.model.to(self.device)
         generator = torch.Generator().manual_seed(0)
-        if "fit_after" in self.method.needs:  # an unfitted head costs nothing
+        if "fit_after" in self.method.needs:  # an unfitted head would skip its computation
             labels = torch.arange(4 * classes) % classes
             self.method.fit_head(
                 self.model.method_head, torch.randn(len(labels), self.model.feature_dim, generator=generator), labels
@@ -50,7 +52,7 @@ class Workload:
         shape = (batch_size, self.model.config.channels, task.size, task.size)
         self.pixels = torch.rand(shape, generator=generator).to(self.device)
         self.labels = torch.randint(classes, (batch_size,), generator=generator).to(self.device)
-        if "auxiliary_rows" in self.method.needs:  # a second batch of strange images
+        if "auxiliary_rows" in self.method.needs:  # as many auxiliary (OOD) images
             self.pixels = torch.cat([self.pixels, torch.rand_like(self.pixels)])
             self.labels = torch.cat([self.labels, torch.full_like(self.labels, -1)])
         trained = [p for p in self.model.parameters() if p.requires_grad]
@@ -63,7 +65,7 @@ class Workload:
         return sum(p.numel() for p in self.model.parameters())
 
     def step(self) -> None:
-        """Forward, loss, backward, update."""
+        """One optimizer step: forward, loss, backward, update."""
         self.model.train()
         out = self.backend.read(self.model, {"pixel_values": self.pixels})
         terms = self.method.loss(out, self.labels, Progress(1.0, 10.0))
@@ -75,11 +77,11 @@ class Workload:
 
     @torch.no_grad()
     def predict(self) -> None:
-        """Forward and reading, as often as the method passes."""
+        """One prediction, with as many forward passes as the method needs."""
         self.model.eval()
         batch = {"pixel_values": self.pixels[: self.rows]}
         self.method.predict(as_outputs(read_passes(self.backend, self.model, batch, self.method.passes)))
 
     def saved_bytes(self) -> int:
-        """Bytes that one step keeps for its backward pass, weights not counted twice: the same on every device."""
+        """Bytes of activations that a step keeps for its backward pass, without weights; the same on every device."""
         return kept_bytes(self.model, self.step)

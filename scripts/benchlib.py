@@ -1,4 +1,4 @@
-"""What the benchmarks share: models, rounds that alternate between variants, peak memory, tables."""
+"""Shared code of the benchmarks: models, alternating timing of variants, peak memory, tables."""
 
 from __future__ import annotations
 
@@ -13,28 +13,41 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import scriptlib
 import torch
 
 from dappr_llm.core import checkpoint
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 # Dense bfloat16 FLOP/s of GPUs, from their data sheets.
 PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10": 125e12, "4090": 165e12}
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
-    """Options that every benchmark takes."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """The arguments that every benchmark has."""
+    parser = scriptlib.arguments(description)
     parser.add_argument("--data-root", help="local folder with Hub datasets in their row layout")
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's own choice)")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--json", type=Path, help="also write the measurements to this file")
     return parser
 
 
+def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The parsed command line; sets the number of CPU threads."""
+    args = parser.parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    return args
+
+
 def machine() -> dict[str, Any]:
-    """Where figures come from: they mean nothing anywhere else."""
+    """Hardware and library versions, which are printed with every measurement."""
     found: dict[str, Any] = {"machine": platform.machine(), "threads": torch.get_num_threads()}
     info = Path("/proc/cpuinfo")
     if info.is_file():
@@ -49,15 +62,15 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-# Random models of Mistral's shape: a head size of 128, four query heads to a key head, 3.5 times as wide inside.
+# Random models with Mistral's proportions: head size 128, four query heads per key head, MLP 3.5 x hidden size.
 RANDOM = {
     "mistral-shaped": {"hidden_size": 512, "intermediate_size": 1792, "num_hidden_layers": 12},
-    "tiny": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2},  # to try the scripts themselves
+    "tiny": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2},  # to test the scripts
 }
 
 
-def random_model(name: str) -> Any:
-    """One of `RANDOM`, with the bundled model's vocabulary, whose tokenizer it uses."""
+def random_model(name: str) -> PreTrainedModel:
+    """A model of `RANDOM`, with the vocabulary of the bundled model, whose tokenizer it uses."""
     from transformers import MistralConfig, MistralForCausalLM
 
     torch.manual_seed(0)
@@ -68,8 +81,8 @@ def random_model(name: str) -> Any:
     return MistralForCausalLM(config)
 
 
-def load_model(name: str) -> tuple[Any, Any]:
-    """A model with a LoRA of rank 8 on q, v and the head, and its tokenizer (the bundled one's for random models)."""
+def load_model(name: str) -> tuple[PeftModel, PreTrainedTokenizerBase]:
+    """A model with a LoRA of rank 8 on q, v and the head, and its tokenizer (for random models the bundled one's)."""
     import warnings
 
     from peft import LoraConfig
@@ -89,8 +102,8 @@ def load_model(name: str) -> tuple[Any, Any]:
     return model.to(device()), tokenizer
 
 
-def trunk_parameters(model: Any) -> int:
-    """Parameters that every token meets: all but embeddings and head."""
+def trunk_parameters(model: PeftModel) -> int:
+    """Number of parameters of the decoder layers, without embeddings and head."""
     base = model.get_base_model()
     ignored = {
         id(p) for part in (base.get_input_embeddings(), base.get_output_embeddings()) for p in part.parameters()
@@ -104,6 +117,7 @@ def wait() -> None:
 
 
 def seconds(work: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
+    """Seconds of one call, including pending GPU work."""
     wait()
     start = clock()
     work()
@@ -117,7 +131,8 @@ def rounds(
     """
     Seconds of every variant over all parts, once per repeat.
 
-    Variants alternate within each part, each time in another order: whatever else the machine does meets all alike.
+    Variants alternate within each part, each time in another order, so that other load on the machine affects all of
+    them alike.
     """
     names = list(variants)
     if warm_up:
@@ -137,15 +152,15 @@ def rounds(
 
 def interleaved(works: dict[str, Callable[[], Any]], rounds: int, warmup: int = 3) -> dict[str, np.ndarray]:
     """
-    Seconds of short pieces of work, taken in turns: CPU time of this process, so that other processes do not count.
+    Seconds of several functions, called alternately: CPU time of this process, or wall-clock time with a GPU.
 
     Args:
         works (`dict[str, Callable]`):
-            By name.
+            The functions, by name.
         rounds (`int`):
-            How often each is done.
+            Number of timed calls of each.
         warmup (`int`, *optional*, defaults to 3):
-            Rounds that do not count.
+            Untimed calls before.
     """
     clock = time.perf_counter if torch.cuda.is_available() else time.process_time
     found: dict[str, list[float]] = {name: [] for name in works}
@@ -166,13 +181,13 @@ def median_ratio(first: np.ndarray, second: np.ndarray, resamples: int = 2000) -
 
 
 def ratio(times: dict[str, list[float]], name: str, to: str) -> tuple[float, float, float]:
-    """Median, least and largest ratio over the repeats."""
+    """Median, minimum and maximum over the repeats of the ratio of two variants' times."""
     each = [one / other for one, other in zip(times[name], times[to], strict=True)]
     return statistics.median(each), min(each), max(each)
 
 
 def matmul_peak() -> float:
-    """FLOP/s of a large matrix product: what this machine can do at best."""
+    """Peak FLOP/s: from the data sheet for known GPUs, otherwise measured with a large matrix product."""
     if torch.cuda.is_available():
         named = [peak for name, peak in PEAKS.items() if name in torch.cuda.get_device_name()]
         if named:
@@ -195,7 +210,7 @@ def _status(name: str) -> int:
 
 
 def peak_memory(work: Callable[[], Any]) -> int:
-    """Bytes that `work` needs at its peak above what is there before: of the GPU, or of the process (Linux)."""
+    """Peak memory of `work` in bytes above that before the call: of the GPU, or of the process (Linux)."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -203,15 +218,15 @@ def peak_memory(work: Callable[[], Any]) -> int:
         before = torch.cuda.memory_allocated()
         work()
         return torch.cuda.max_memory_allocated() - before
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = _status("VmRSS")
     work()
     return _status("VmHWM") - before
 
 
 def in_process(options: Sequence[str]) -> Any:
-    """Run this script once more with other options, in a fresh process; what it prints last is JSON."""
-    environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # one heap: what is freed is used again
+    """Run this script with other arguments in a new process; returns the JSON of its last line."""
+    environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # a single malloc arena, so that freed memory is reused
     command = [sys.executable, sys.argv[0], *options]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:

@@ -2,7 +2,7 @@
 Build sdist and wheel, install the wheel into an empty environment, and train a tiny model there.
 
     make wheel-check
-    python scripts/check_wheel.py --keep        # leave build/wheel-check behind, to look into it
+    python scripts/check_wheel.py --keep        # leave build/wheel-check behind, to inspect it
 
 The wheel must hold every file of the package and of `recipes/`, and nothing else. Commands run in another folder and
 without PYTHONPATH, so that nothing is imported from the checkout. uv installs; where its cache has the wheels already,
@@ -11,7 +11,6 @@ it only makes hard links.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -23,6 +22,8 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from scriptlib import arguments
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "wheel-check"  # on the same disk as .venv, where hard links to uv's cache are likely to work
@@ -41,19 +42,19 @@ write_recipe(Path.cwd(), Path.cwd() / "base", splits, make_rows(8, 60, options=5
 
 
 class CheckError(Exception):
-    """A check that did not pass; the message says which."""
+    """A failed check; the message names it."""
 
 
 def run(command: Sequence[str | Path], folder: Path = ROOT) -> str:
-    """Output of a command that must succeed; it sees neither the checkout nor the network's model hub."""
-    # Written bytecode lets the second command skip what the first compiled.
+    """Stdout of a command that must succeed; it runs without PYTHONPATH and with the Hub offline."""
+    # Bytecode files are allowed, so that later commands need not compile the packages again.
     hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     environment |= {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
-    words = [str(part) for part in command]
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
+    parts = [str(part) for part in command]
+    done = subprocess.run(parts, cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode:
-        raise CheckError(f"`{' '.join(words)}` failed:\n{(done.stdout + done.stderr)[-3000:]}")
+        raise CheckError(f"`{' '.join(parts)}` failed:\n{(done.stdout + done.stderr)[-3000:]}")
     return done.stdout
 
 
@@ -65,7 +66,7 @@ def timed(what: str) -> Iterator[None]:
 
 
 def check_disk(uv: str) -> None:
-    """Fail early: a full disk in the middle of an installation gives many different errors."""
+    """Check free disk space first: a disk that fills up during installation causes misleading errors."""
     cache = Path(run([uv, "cache", "dir"]).strip())
     cache = next(path for path in (cache, *cache.parents) if path.exists())
     needed = LINKED if cache.stat().st_dev == FOLDER.stat().st_dev else COPIED
@@ -75,14 +76,14 @@ def check_disk(uv: str) -> None:
 
 
 def build() -> Path:
-    """The wheel; `build` makes it from the sdist, so a file that the sdist lacks is missing in the wheel too."""
+    """Build the wheel from the sdist, so that a file missing in the sdist is missing in the wheel too."""
     run([sys.executable, "-m", "build", "--installer", "uv", "--outdir", FOLDER / "dist", ROOT])
     (wheel,) = (FOLDER / "dist").glob("*.whl")
     return wheel
 
 
 def check_contents(wheel: Path) -> int:
-    """Compare the wheel with the checkout; return how many files it holds."""
+    """Compare the wheel with the checkout; return its number of files."""
     options = ("--cached", "--others", "--exclude-standard")
     listed = run(["git", "ls-files", *options, "dappr_llm", "recipes"]).splitlines()
     wanted = {
@@ -97,7 +98,7 @@ def check_contents(wheel: Path) -> int:
 
 
 def install(uv: str, wheel: Path) -> Path:
-    """The folder of commands of a new environment that holds the wheel and what it requires, without extras."""
+    """Install the wheel and its dependencies, without extras, into a new environment; return its `bin` folder."""
     environment = FOLDER / "environment"
     run([uv, "venv", "--quiet", "--python", sys.executable, environment])
     commands = environment / ("Scripts" if os.name == "nt" else "bin")
@@ -107,7 +108,7 @@ def install(uv: str, wheel: Path) -> Path:
 
 
 def check_recipes(commands: Path, work: Path) -> int:
-    """`dappr recipes` lists what `recipes/` holds."""
+    """Check that `dappr recipes` lists the shipped recipes; return its number of lines."""
     place = Path(run([commands / "python", "-c", "import dappr_llm; print(dappr_llm.__file__)"], work).strip())
     if commands.parent not in place.parents:
         raise CheckError(f"dappr_llm was imported from {place}, not from the new environment")
@@ -119,7 +120,7 @@ def check_recipes(commands: Path, work: Path) -> int:
 
 
 def check_training(commands: Path, work: Path) -> float:
-    """A tiny causal LM trains on rows of its own, with results, report and model card; return its test accuracy."""
+    """Train a tiny causal LM, check that results, report and model card are written; return its test accuracy."""
     shutil.copy(ROOT / "tests" / "tiny.py", work)
     run([commands / "python", "-c", MAKE_INPUTS], work)
     run([commands / "dappr", "train", work / "recipe.yaml"], work)
@@ -152,7 +153,7 @@ def check(uv: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--keep", action="store_true", help="do not delete build/wheel-check")
     args = parser.parse_args()
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")

@@ -1,5 +1,5 @@
 """
-How decision rules keep their promises: many random calibration/test splits of one prediction table.
+Empirical check of decision rules: many random calibration/test splits of one prediction table.
 
     python scripts/coverage.py TABLE.npz [--splits 200] [--calibration 500] [--alpha 0.1] [--max-risk 0.5]
 
@@ -9,20 +9,20 @@ rule exceeds its target, and held-out NLL and ECE of two ways of scaling a Diric
 
 from __future__ import annotations
 
-import argparse
 import math
 
 import numpy as np
 from scipy.optimize import minimize_scalar
+from scriptlib import arguments
 
 from dappr_llm.decisions.calibrate import calibrate
-from dappr_llm.decisions.rule import abstention_score, scale
-from dappr_llm.evaluation import metrics
+from dappr_llm.decisions.rule import Decision, abstention_score, scale
+from dappr_llm.evaluation import calibration_metrics, classification_metrics
 from dappr_llm.evaluation.prediction_table import PredictionTable
 
 
-def measure(table: PredictionTable, test: np.ndarray, rule) -> dict[str, float]:
-    """One split: what the rule promised, seen on rows it never met."""
+def measure(table: PredictionTable, test: np.ndarray, rule: Decision) -> dict[str, float]:
+    """Coverage, set sizes and risk of a rule on the test rows of one split."""
     part = table.select(test)
     reading, labels = part.reading("own"), part.labels
     probs, alpha = rule.scale(reading.probs, reading.alpha, part.num_options)
@@ -33,23 +33,23 @@ def measure(table: PredictionTable, test: np.ndarray, rule) -> dict[str, float]:
         found |= {f"{score}/coverage": raw[rows, labels].mean(), f"{score}/size": raw.sum(axis=1).mean()}
         found |= {f"{score}/full": full[rows, labels].mean(), f"{score}/full_size": full.sum(axis=1).mean()}
     answered = ~rule.abstain(probs, reading.epistemic)
-    wrong = ~metrics.is_correct(probs, labels)
+    wrong = ~classification_metrics.is_correct(probs, labels)
     found["answered"] = answered.mean()
     found["risk"] = wrong[answered].mean() if answered.any() else 0.0
-    # The threshold's risk on the whole table, the best estimate of its true risk.
+    # The risk on the whole table is the best estimate of the threshold's true risk.
     everything = table.reading("own")
     every, _ = rule.scale(everything.probs, everything.alpha, table.num_options)
     limit = rule.abstention["threshold"]
     inside = abstention_score(rule.abstention["score"], every, everything.epistemic) <= (
         -1 if limit is None else limit
     )
-    errors = ~metrics.is_correct(every, table.labels)
+    errors = ~classification_metrics.is_correct(every, table.labels)
     found["table_risk"] = errors[inside].mean() if inside.any() else 0.0
     return found
 
 
 def scalings(table: PredictionTable, calibration: np.ndarray, test: np.ndarray) -> dict[str, float]:
-    """Held-out NLL and ECE of powers of the mean (alpha0 kept) and of scaled evidence (alpha0 changed)."""
+    """Held-out NLL and ECE of temperature scaling (keeps alpha0) and of scaling the evidence (changes alpha0)."""
 
     def power(part: PredictionTable, x: float) -> np.ndarray:
         reading = part.reading("own")
@@ -65,18 +65,19 @@ def scalings(table: PredictionTable, calibration: np.ndarray, test: np.ndarray) 
     for name, way in ways.items():
         probs = right.reading("own").probs
         if way is not None:
-            best = minimize_scalar(lambda x: metrics.nll(way(left, x), left.labels), bounds=(-8, 4), method="bounded")  # noqa: B023
+            loss = lambda x, way=way: classification_metrics.nll(way(left, x), left.labels)  # noqa: E731
+            best = minimize_scalar(loss, bounds=(-8, 4), method="bounded")
             probs = way(right, best.x)
-        correct = metrics.is_correct(probs, right.labels)
+        correct = classification_metrics.is_correct(probs, right.labels)
         found |= {
-            f"{name}/nll": metrics.nll(probs, right.labels),
-            f"{name}/ece": metrics.ece(probs.max(axis=1), correct),
+            f"{name}/nll": classification_metrics.nll(probs, right.labels),
+            f"{name}/ece": calibration_metrics.ece(probs.max(axis=1), correct),
         }
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("tables", nargs="+", help="prediction tables (.npz) of one model; their rows are put together")
     parser.add_argument("--splits", type=int, default=200)
     parser.add_argument("--calibration", type=int, default=500, help="rows of the calibration side")
@@ -85,7 +86,7 @@ def main() -> None:
     parser.add_argument("--confidence", type=float, default=0.95)
     args = parser.parse_args()
     table = join([PredictionTable.load(path) for path in args.tables])
-    accuracy = metrics.accuracy(table.reading("own").probs, table.labels)
+    accuracy = classification_metrics.accuracy(table.reading("own").probs, table.labels)
     print(f"{len(table)} rows, accuracy {accuracy:.3f}; {args.splits} splits, {args.calibration} rows calibrate")
     records = []
     for seed in range(args.splits):
@@ -114,7 +115,7 @@ def main() -> None:
 
 
 def join(tables: list[PredictionTable]) -> PredictionTable:
-    """Rows of several tables of one model as one, read on the letters they all have."""
+    """Concatenate several tables of one model, read on the answer letters that all of them have."""
     if len(tables) == 1:
         return tables[0]
     width = min(table.width for table in tables)

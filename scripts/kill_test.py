@@ -1,16 +1,15 @@
 """
-Kills a small training run at random moments, resumes it each time, and compares it with an uninterrupted run.
+Kills a small training run at random times, resumes it each time, and compares it with an uninterrupted run.
 
     python scripts/kill_test.py --kills 20
 
-Each kill has a target, drawn at random: the n-th step, save, evaluation or prediction of that process, and a moment
-after its start. A run that finishes first is checked, and begun anew.
-Prints how many kills hit what, and fails unless the final weights are equal bit for bit.
+Each kill has a random target: the n-th training step, save, evaluation or prediction of that process, and a delay
+after its start. A run that finishes before its kill is checked, and a new run is started. Prints the number of kills
+per phase, and fails unless the final weights are bitwise equal.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import json
@@ -24,7 +23,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-# Imported once, for all children.
+from scriptlib import arguments
+
+# Imported once in the parent, for all forked children.
 _SHARED = (
     *(
         "dappr_llm.training.trainer",
@@ -46,7 +47,7 @@ METHODS = {
     b"m": "save_model",
 }
 NAMES = {b"t": "steps", b"s": "save", b"e": "evaluation", b"p": "prediction", b"m": "save of the model"}
-TARGETS = ((b"t", 12), (b"s", 4), (b"s", 4), (b"e", 3), (b"p", 2), (b"m", 4))  # phase, and which of them at the most
+TARGETS = ((b"t", 12), (b"s", 4), (b"s", 4), (b"e", 3), (b"p", 2), (b"m", 4))  # phase, and largest n to wait for
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -66,14 +67,14 @@ def prepare(folder: Path) -> Path:
     )  # fmt: skip
 
 
-def arguments(recipe: Path, run: Path) -> list[str]:
-    settings = ["train.eval_strategy=steps", "lora.lora_dropout=0.1"]  # the random state must come back too
+def train_arguments(recipe: Path, run: Path) -> list[str]:
+    settings = ["train.eval_strategy=steps", "lora.lora_dropout=0.1"]  # dropout: the random state must be restored too
     start = ["train", str(recipe), "--output-dir", str(run), "--resume"]
     return start + [part for text in settings for part in ("--set", text)]
 
 
 class Child:
-    """A run in a process of its own, forked from this one: what takes seconds to import is there already."""
+    """A run in a forked child process, which inherits the parent's imports."""
 
     def __init__(self, recipe: Path, run: Path, log: Path):
         sys.stdout.flush()
@@ -93,7 +94,7 @@ class Child:
             from dappr_llm.commands.main import main as dappr
 
             announce_phases(announce)
-            code = dappr(arguments(recipe, run))
+            code = dappr(train_arguments(recipe, run))
             sys.stdout.flush()
         except BaseException:
             traceback.print_exc()
@@ -108,7 +109,7 @@ class Child:
         return self.code
 
     def begun(self, phase: bytes) -> int:
-        """How often the run has entered a phase."""
+        """Number of times that the run has entered a phase."""
         with contextlib.suppress(BlockingIOError):
             self.phases += os.read(self._pipe, 65536)
         return self.phases.count(phase)
@@ -127,7 +128,7 @@ class Child:
 
 
 def announce_phases(pipe: int) -> None:
-    """Let the trainer of this process say, byte by byte, what it begins."""
+    """Patch the trainer of this process to write one byte to the pipe whenever it enters a phase."""
     from dappr_llm.training.trainer import DAPPrTrainer
 
     for phase, name in METHODS.items():
@@ -141,7 +142,7 @@ def announce_phases(pipe: int) -> None:
 
 
 def kill_once(recipe: Path, run: Path, log: Path, draw: random.Random) -> str | None:
-    """Start or resume, kill; returns what it was doing, or `None` if it finished first."""
+    """Start or resume the run and kill it; returns the phase that was hit, or `None` if the run finished first."""
     log.unlink(missing_ok=True)
     phase, most = draw.choice(TARGETS)
     number, delay = draw.randint(1, most), draw.uniform(0, 0.04)
@@ -169,9 +170,9 @@ def weights(run: Path) -> dict[str, bytes]:
 
 def kill_test(kills: int, seed: int, folder: Path) -> dict[str, int]:
     """
-    Run the test; returns how many kills hit what.
+    Run the test; returns the number of kills per phase.
 
-    A run that finishes before its kill is begun again from nothing, so that every kill counts.
+    After a run that finished before its kill, a new run is started, so that the number of kills is reached.
     """
     for name in _SHARED:
         importlib.import_module(name)
@@ -202,7 +203,7 @@ def kill_test(kills: int, seed: int, folder: Path) -> dict[str, int]:
 
 
 def finish(recipe: Path, run: Path, log: Path) -> None:
-    """Let a run come to its end."""
+    """Resume a run and let it finish."""
     log.unlink(missing_ok=True)
     code = Child(recipe, run, log).wait(300)
     if code != 0:
@@ -220,7 +221,7 @@ def check(run: Path, wanted: dict[str, bytes]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

@@ -1,21 +1,21 @@
 """
-The approximation behind DAPPr's loss, checked by leaving single images out (bundled digits, a small network, CPU).
+Leave-one-out check of the approximation behind DAPPr's loss (bundled digits, a small network, CPU).
 
     python scripts/leave_one_out.py --items 4 --steps 60 --out leave_one_out.png
 
-The possibility that the label's probability at a training image x is p is, up to its maximum, exp(-L_true(p)) with
-L_true(p) = l(p) + S_x(p): l(p) = -log p is the image's own loss, and S_x(p) the least loss of *all other* images that
-a network can still reach when it says p at x. DAPPr drops S_x, taking a large network to fit the others whatever it
-says at x. Here S_x(p) is found by going on with training on the others while the answer at x is held at p, and its
-rise above its least value is set against l(p). The idea is the paper's, this construction is ours.
+The possibility of predicting probability p for the label of a training image x is, relative to its maximum,
+exp(-L_true(p)) with L_true(p) = l(p) + S_x(p): l(p) = -log p is the image's own loss, and S_x(p) the minimal loss on
+*all other* training images among networks that predict p at x. DAPPr drops S_x, assuming that a large network can fit
+the other images whatever it predicts at x. This script estimates S_x(p) by continuing training on the other images
+while the prediction at x is held at p, and compares S_x(p) minus its minimum with l(p). The idea is the paper's, this
+construction is ours.
 """
 
 from __future__ import annotations
 
-import argparse
-
 import numpy as np
 import torch
+from scriptlib import arguments
 from torch.nn.functional import cross_entropy
 
 from dappr_llm.evaluation.bootstrap import over_seeds
@@ -31,7 +31,7 @@ def pixels(rows) -> torch.Tensor:
 
 
 def fit(model, x, y, steps, batch=128, lr=1e-3, held=None) -> None:
-    """Adam on the others; `held` = (image, distribution) is added to every step with a large weight."""
+    """Train with Adam; `held` = (image, target distribution) is added to the loss of every step with weight 10."""
     optimizer = torch.optim.Adam(model.parameters(), lr)
     generator = torch.Generator().manual_seed(0)
     for _ in range(steps):
@@ -50,11 +50,11 @@ def total_loss(model, x, y) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--images", type=int, default=400, help="training images")
-    parser.add_argument("--items", type=int, default=4, help="images left out, one after the other")
-    parser.add_argument("--steps", type=int, default=60, help="further steps per answer that is held")
-    parser.add_argument("--start-steps", type=int, default=400, help="steps of the first training")
+    parser.add_argument("--items", type=int, default=4, help="images that are left out, one at a time")
+    parser.add_argument("--steps", type=int, default=60, help="further steps per held prediction")
+    parser.add_argument("--start-steps", type=int, default=400, help="steps of the initial training")
     parser.add_argument("--out", default="leave_one_out.png")
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -85,7 +85,9 @@ def main() -> None:
         "S_x(p), what it drops": {level: over_seeds(rest[level]) for level in LEVELS},
         "L_true(p)": {level: over_seeds([value + own[level] for value in rest[level]]) for level in LEVELS},
     }
-    plot_curves(curves, args.out, "probability of the label at the image left out", "loss above its least", log=False)
+    plot_curves(
+        curves, args.out, "probability of the label at the image left out", "loss minus its minimum", log=False
+    )
     print(args.out)
 
 

@@ -1,5 +1,5 @@
 """
-DAPPr's coefficient against accuracy, confidence AUPR and OOD AUPR, from a sweep's tables.
+Accuracy, confidence AUPR and OOD AUPR against DAPPr's coefficient λ, from the prediction tables of a sweep.
 
     dappr sweep cifar10/lambda
     python scripts/plot_lambda_sweep.py runs/cifar10-lambda --out lambda.png
@@ -7,17 +7,14 @@ DAPPr's coefficient against accuracy, confidence AUPR and OOD AUPR, from a sweep
 
 from __future__ import annotations
 
-import argparse
+from scriptlib import figure_arguments
 
 from dappr_llm.evaluation.paper_analyses import lambda_curves, plot_curves
 from dappr_llm.evaluation.runs import find_runs
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sweep", help="folder of the sweep")
-    parser.add_argument("--out", default="lambda_sweep.png")
-    args = parser.parse_args()
+    args = figure_arguments(__doc__, "lambda_sweep.png").parse_args()
     curves = lambda_curves(find_runs(args.sweep))
     for name, curve in curves.items():
         for weight, found in curve.items():

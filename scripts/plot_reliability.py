@@ -6,7 +6,7 @@ Reliability curves of all methods of a sweep in one diagram, seeds pooled.
 
 from __future__ import annotations
 
-import argparse
+from scriptlib import figure_arguments
 
 from dappr_llm.evaluation.paper_analyses import plot_reliabilities
 from dappr_llm.evaluation.prediction_table import PredictionTable
@@ -14,10 +14,7 @@ from dappr_llm.evaluation.runs import find_runs
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sweep", help="folder of the sweep")
-    parser.add_argument("--out", default="reliability_methods.png")
-    args = parser.parse_args()
+    args = figure_arguments(__doc__, "reliability_methods.png").parse_args()
     tables: dict[str, list[PredictionTable]] = {}
     for run in find_runs(args.sweep):
         tables.setdefault(run.row, []).append(run.id_table)

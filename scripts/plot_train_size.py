@@ -1,5 +1,5 @@
 """
-Mean epistemic uncertainty on the test rows against the number of training rows, DAPPr and EDL.
+Mean epistemic uncertainty on the ID test split against the number of training rows, for DAPPr and EDL.
 
     dappr sweep mnist/train_size --data-root data
     python scripts/plot_train_size.py runs/mnist-train_size --out train_size.png
@@ -7,17 +7,14 @@ Mean epistemic uncertainty on the test rows against the number of training rows,
 
 from __future__ import annotations
 
-import argparse
+from scriptlib import figure_arguments
 
 from dappr_llm.evaluation.paper_analyses import falls, plot_curves, size_curves
 from dappr_llm.evaluation.runs import find_runs
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sweep", help="folder of the sweep")
-    parser.add_argument("--out", default="train_size.png")
-    args = parser.parse_args()
+    args = figure_arguments(__doc__, "train_size.png").parse_args()
     curves = size_curves(find_runs(args.sweep))
     for method, curve in curves.items():
         for size, found in curve.items():

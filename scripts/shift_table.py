@@ -4,13 +4,15 @@ CIFAR-10-C: AUPR of clean against corrupted test images by aleatoric uncertainty
     python scripts/shift_table.py runs/cifar10-table --data-root data --rows ce edl dappr
     python scripts/shift_table.py runs/cifar10-dappr --severities 1 5 --corruptions fog snow
 
-Every table is saved below the run (`shift/`) and not predicted again.
+Prediction tables are saved in `shift/` inside the run's folder and reused.
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+
+from scriptlib import arguments
 
 from dappr_llm.commands.shared import load_predictor
 from dappr_llm.evaluation.paper_analyses import render_shift, shift_table
@@ -21,6 +23,7 @@ from dappr_llm.vision.data.catalogue import CORRUPTIONS, SEVERITIES
 
 
 def tables_of(folder: Path, names: list[str], args: argparse.Namespace) -> dict[str, PredictionTable]:
+    """Prediction tables of a run for the corrupted test splits, loaded or predicted."""
     found = {}
     predictor = None
     for name in names:
@@ -35,14 +38,14 @@ def tables_of(folder: Path, names: list[str], args: argparse.Namespace) -> dict[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("sweep", help="folder of a sweep on CIFAR-10, or of one run")
     parser.add_argument("--data-root", help="folder with CIFAR-10-C")
     parser.add_argument("--rows", nargs="+", help="only these rows of the sweep")
     parser.add_argument("--corruptions", nargs="+", default=list(CORRUPTIONS), choices=CORRUPTIONS)
     parser.add_argument("--severities", nargs="+", type=int, default=list(SEVERITIES), choices=SEVERITIES)
     parser.add_argument("--batch-size", type=int, default=500)
-    parser.add_argument("--limit", type=int, help="use only so many images of each set")
+    parser.add_argument("--limit", type=int, help="use only the first images of each set")
     args = parser.parse_args()
     names = [f"cifar10_c/{corruption}/{severity}" for severity in args.severities for corruption in args.corruptions]
     rows = {}

@@ -1,5 +1,5 @@
 """
-The files of the package that a run enters, in order: what a newcomer has to open to follow it.
+The files of the package that a run enters, in order: those that a newcomer opens to follow it.
 
     python scripts/walk.py train recipes/quickstart.yaml                 up to the first optimizer step
     python scripts/walk.py ask runs/quickstart "Which is a fruit?" plum hammer   one call of UncertaintyPipeline
@@ -18,13 +18,12 @@ from collections.abc import Callable
 from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 os.environ["DAPPR_PREDICTION_CACHE"] = "0"
 
 
 class _Reached(BaseException):
-    """The walk is over; not an `Exception`, so that nothing on the way handles it."""
+    """Ends the walk; derived from `BaseException`, so that no `except Exception` catches it."""
 
 
 class Walk:
@@ -36,7 +35,7 @@ class Walk:
         self.again: list[str] = []
         self._current = ""
 
-    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
         code = frame.f_code
         if event != "call" or not code.co_filename.startswith(self.package):
             return
@@ -59,7 +58,7 @@ class Walk:
             frame = frame.f_back
         return False
 
-    def follow(self, work: Callable[[], Any]) -> None:
+    def follow(self, work: Callable[[], object]) -> None:
         sys.setprofile(self)
         try:
             work()
@@ -69,10 +68,10 @@ class Walk:
             sys.setprofile(None)
 
 
-def _train(arguments: list[str]) -> Callable[[], Any]:
+def _train(arguments: list[str]) -> Callable[[], object]:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    def reached(*_: Any) -> None:
+    def reached(*_: object) -> None:
         raise _Reached
 
     register_optimizer_step_post_hook(reached)
@@ -80,14 +79,14 @@ def _train(arguments: list[str]) -> Callable[[], Any]:
     return lambda: _main(["train", *arguments, "--set", "train.disable_tqdm=true", "--output-dir", f"{folder}/run"])
 
 
-def _ask(arguments: list[str]) -> Callable[[], Any]:
+def _ask(arguments: list[str]) -> Callable[[], object]:
     from dappr_llm import UncertaintyPipeline
 
     name, question, *choices = arguments
     return lambda: UncertaintyPipeline.from_pretrained(name)(question, choices=choices or None)
 
 
-def _main(arguments: list[str]) -> Any:
+def _main(arguments: list[str]) -> int:
     try:
         from dappr_llm.commands.main import main
     except ImportError:  # before the package had folders

@@ -1,11 +1,11 @@
-"""A tiny model, a small tokenizer and a dozen questions, all made here: nothing is downloaded."""
+"""Fixtures: a tiny model, its tokenizer, rows, a recipe and a trained run, all generated; nothing is downloaded."""
 
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
-os.environ.setdefault("DAPPR_PREDICTION_CACHE", "0")  # a test that wants it says so
+os.environ.setdefault("DAPPR_PREDICTION_CACHE", "0")  # tests of the cache set it themselves
 
 import pytest
 from tiny import build_model, build_tokenizer, make_rows, write_recipe
@@ -40,7 +40,7 @@ def lora():
 
 @pytest.fixture
 def model_folder(tmp_path, tokenizer):
-    """A base model on disk, as a user would name it in a recipe."""
+    """Folder of a saved base model and tokenizer."""
     folder = tmp_path / "base"
     build_model().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -49,7 +49,7 @@ def model_folder(tmp_path, tokenizer):
 
 @pytest.fixture
 def recipe(tmp_path, model_folder):
-    """A recipe for the tiny model on files of its own."""
+    """Path of a recipe that trains the tiny model on generated JSONL files."""
     sizes = {"train": (32, 0), "validation": (9, 40), "test": (11, 60)}
     splits = {split: make_rows(count, start) for split, (count, start) in sizes.items()}
     settings = {"per_device_train_batch_size": 8, "num_train_epochs": 2, "save_strategy": "steps", "save_steps": 3}
@@ -60,7 +60,7 @@ def recipe(tmp_path, model_folder):
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory, tokenizer):
-    """A finished run with its base model and data, made once: `trained / "run"`. Copy what you change."""
+    """Folder with a finished run (`trained / "run"`), its base model and data; shared by all tests, so do not modify it."""
     from serving import serving_recipe
 
     from dappr_llm.commands.main import main
@@ -74,7 +74,7 @@ def trained(tmp_path_factory, tokenizer):
 
 @pytest.fixture
 def run_folder(trained, tmp_path):
-    """A copy of the finished run that a test may change."""
+    """A copy of the finished run that a test may modify."""
     import shutil
 
     return shutil.copytree(trained / "run", tmp_path / "copy")

@@ -1,4 +1,4 @@
-"""What each process of tests/test_distributed.py does; also called in one process, for comparison."""
+"""Code of each rank of tests/training/test_distributed.py; also called in a single process, for comparison."""
 
 import errno
 import json
@@ -61,7 +61,7 @@ def gathered(value, world):
 
 
 def trajectory(folder, world, **changes):
-    """Losses of every step, evaluation figures, table, and how often each process wrote a model."""
+    """Losses of every step, evaluation metrics, prediction table, and the number of model saves of each rank."""
     trainer = build(folder, world, eval_strategy="epoch", save_strategy="epoch", **changes)
     saves = []
     write = trainer._save
@@ -91,7 +91,7 @@ class FirstNoise(TrainerCallback):
 
 
 def noise(folder, world):
-    """IB-EDL: the prediction's noise is the same everywhere, the training's differs between processes."""
+    """IB-EDL: the noise of prediction is the same on all ranks, that of training differs between ranks."""
     trainer = build(folder, world, method=IBEDL(), num_train_epochs=1)
     before = table_of(trainer)
     watched = FirstNoise()
@@ -102,7 +102,7 @@ def noise(folder, world):
 
 
 def skipping(folder, world):
-    """A row with a loss that is not finite, met by one process: all of them leave that step out."""
+    """A non-finite loss on one rank: all ranks skip that optimizer step."""
     trainer = build(folder, world, on_nonfinite="skip", num_train_epochs=1)
     read = trainer.backend.read
 
@@ -125,7 +125,7 @@ def skipping(folder, world):
 
 
 def full_disk(folder, world):
-    """The first process cannot write: every process says so, none waits for another."""
+    """Rank 0 cannot write: every rank raises the error, none hangs."""
     trainer = build(folder, world, save_strategy="steps", save_steps=1, max_steps=2)
     write = trainer._write_state
 

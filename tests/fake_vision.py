@@ -1,4 +1,4 @@
-"""The smallest model that meets every need of a method: points in the plane for images, a layer for a backbone."""
+"""A minimal model for tests of methods: 2-D points instead of images, one hidden layer instead of a backbone."""
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ def blobs(rows=300, seed=0):
 
 
 class FakeVision(nn.Module):
-    """Backbone, linear classifier (where the method has outputs) and the method's own head, in one forward."""
+    """Backbone, linear classifier (if the method has outputs) and the method's own head, in one forward pass."""
 
     def __init__(self, method, num_classes=3, width=32, counts=(100, 100, 100), seed=0):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The shared example of the golden values, and how closely they must be met."""
+"""The example logits of the golden values, and the tolerances of their comparison."""
 
 import torch
 
@@ -12,5 +12,5 @@ def logits(dtype=torch.float64, values=S):
 
 
 def close(found, wanted, tolerance=1e-6):
-    """Absolute below 1, relative above."""
+    """Whether two values agree: absolute tolerance below 1, relative above."""
     return abs(float(torch.as_tensor(found).detach()) - wanted) <= tolerance * max(1.0, abs(wanted))

@@ -1,4 +1,4 @@
-"""Small image files made in the test."""
+"""Small random images, and writers of image files, IDX files and class folders."""
 
 import gzip
 import io

@@ -7,7 +7,7 @@ from dappr_llm.evaluation.prediction_table import PredictionTable
 
 
 def make_table(rows, seed=0, options=4, levels=None, mixed=False, unlabelled=0, task="toy", sharp=3.0, alpha=True):
-    """Random tables with ties (`levels`), mixed numbers of options and unlabelled rows."""
+    """A random table, optionally with ties (`levels`), mixed numbers of options, unlabelled rows, or without alpha."""
     rng = np.random.default_rng(seed)
     counts = rng.integers(2, options + 1, rows) if mixed else np.full(rows, options)
     labels = rng.integers(counts)
@@ -24,7 +24,7 @@ def make_table(rows, seed=0, options=4, levels=None, mixed=False, unlabelled=0, 
 
 
 def calibration_table(n=600, seed=0, sharpness=2.0, temperature=1.0, mixed=False, dirichlet=True):
-    """Labels drawn from softmax(z); the model states softmax(z / temperature), with evidence that grows with |z|."""
+    """A table with labels drawn from softmax(z) and predicted probabilities softmax(z / temperature)."""
     draw = np.random.default_rng(seed)
     logits = sharpness * draw.normal(size=(n, 4))
     counts = np.where(np.arange(n) % 2, 3, 4) if mixed else np.full(n, 4)

@@ -1,4 +1,4 @@
-"""A tiny trained run with held-out rows, for what comes after training."""
+"""Rows and a recipe with enough held-out rows to calibrate on, for tests of prediction, calibration and publishing."""
 
 import random
 
@@ -8,7 +8,7 @@ _THINGS = [word for word in WORDS if word.islower() and word not in ("the", "of"
 
 
 def questions(count, seed, options=4, labelled=True):
-    """Rows that repeat neither each other nor those of another seed."""
+    """Random multiple-choice rows; different seeds give different rows."""
     draw = random.Random(f"questions {seed}")
     rows = []
     for number in range(count):
@@ -21,7 +21,7 @@ def questions(count, seed, options=4, labelled=True):
 
 
 def serving_recipe(folder, base):
-    """A recipe with enough held-out rows to calibrate on."""
+    """Write a recipe with 150 validation rows, enough to calibrate on."""
     sizes = {"train": (64, 0), "validation": (150, 1), "test": (40, 2)}
     splits = {split: questions(*size) for split, size in sizes.items()}
     settings = {"per_device_train_batch_size": 16, "num_train_epochs": 3, "save_strategy": "epoch", "max_length": 64}

@@ -1,4 +1,4 @@
-"""A tiny model and questions for it, made in code."""
+"""A tiny causal LM, its word-level tokenizer, and multiple-choice rows over its vocabulary."""
 
 import json
 
@@ -102,7 +102,7 @@ def write_rows(path, rows):
 
 
 def write_recipe(folder, base, splits, ood, **train):
-    """A recipe for the tiny model on rows of its own; its run goes to `folder/run`."""
+    """Write a recipe that trains a base model on the given splits, with one OOD task; its output folder is `folder/run`."""
     import yaml
 
     values = {

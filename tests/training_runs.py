@@ -1,4 +1,4 @@
-"""Short training runs on the tiny model, and how tests look at them."""
+"""Short training runs of the tiny model: arguments, trainer, logged steps and trained weights."""
 
 import torch
 from tiny import build_model, make_rows
@@ -20,7 +20,7 @@ def config(folder, **changes):
 
 def build(folder, tokenizer, lora, train=None, validation=None, method=METHOD, auxiliary_dataset=None, **changes):
     model = build_model()
-    torch.manual_seed(123)  # whatever happened before, the seed of the arguments decides
+    torch.manual_seed(123)  # the trainer must seed by its own arguments, whatever the state before
     return DAPPrTrainer(
         model,
         config(folder, **changes),

@@ -1,10 +1,10 @@
-"""`dappr ask`: questions in the terminal, answers with bars."""
+"""`dappr ask`: an interactive prompt for questions, with probabilities and uncertainties drawn as bars."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from ..core.errors import UserError
 from . import shared
@@ -12,7 +12,7 @@ from . import shared
 if TYPE_CHECKING:
     import argparse
 
-    from ..inference.pipeline import Answer
+    from ..inference.pipeline import Answer, UncertaintyPipeline
 
 EPILOG = """examples:
   dappr ask runs/quickstart
@@ -20,7 +20,7 @@ EPILOG = """examples:
 
 _BAR = 30
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
-_MOST = 10  # options shown; of more, the most probable
+_MOST = 10  # options shown at most; of more, the most probable ones
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,21 +31,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Always 0; mistakes are raised."""
-    shared.Sidecars([args.checkpoint])  # a wrong folder is refused before slow imports
+    """Run the verb; returns exit code 0, errors are raised."""
+    shared.Sidecars([args.checkpoint])  # a wrong folder is an error before slow imports
     ask(shared.load_pipeline(shared.PipelineOptions.from_args(args, args.checkpoint)))
     return 0
 
 
 def bar(share: float, width: int = _BAR) -> str:
-    """A bar for a share between 0 and 1, fine to an eighth of a character."""
+    """A horizontal bar for a value between 0 and 1, drawn in steps of 1/8 character."""
     eighths = round(min(max(share, 0.0), 1.0) * width * 8)
     full, rest = divmod(eighths, 8)
     return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(width)
 
 
 def render(answer: Answer, names: list[str]) -> str:
-    """One answer as lines for the terminal."""
+    """Format one answer; `names` are the letters or class names of its options."""
     options = list(zip(names, answer.choices, answer.probs, strict=True))
     if len(options) > _MOST:
         options = sorted(options, key=lambda option: -option[2])[:_MOST]
@@ -70,20 +70,20 @@ def render(answer: Answer, names: list[str]) -> str:
     return "\n".join(lines)
 
 
-def ask(pipe: Any, read: Callable[[str], str] = input, out: TextIO | None = None) -> int:
+def ask(pipe: UncertaintyPipeline, read: Callable[[str], str] = input, out: TextIO | None = None) -> int:
     """
-    Questions and answers until the input ends; a bad question is told and the next one asked.
+    Read questions and print answers until end of input; for an invalid question the error is printed instead.
 
     Args:
         pipe (`UncertaintyPipeline`):
-            What answers.
+            The pipeline.
         read (`Callable`, *optional*):
-            Reads a line after showing a prompt.
+            Shows a prompt and reads a line, as `input` does.
         out (`TextIO`, *optional*):
-            Where answers go.
+            Stream to print to; by default stdout.
 
     Returns:
-        `int`: How many questions were answered.
+        `int`: Number of questions answered.
     """
     out = out or sys.stdout
     backend = pipe.run.backend

@@ -1,4 +1,4 @@
-"""`dappr audit`: ask every question with its options rotated. The numbers are `evaluation.permutation_audit`'s."""
+"""`dappr audit`: option-permutation audit of a checkpoint; `evaluation.permutation_audit` computes the metrics."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 EPILOG = """examples:
   dappr audit runs/quickstart --task everyday
-  dappr audit runs/quickstart/audits/everyday-test/audit.npz      the figures again, without the model"""
+  dappr audit runs/quickstart/audits/everyday-test/audit.npz      the metrics again, without the model"""
 
 
 @dataclass(frozen=True)
 class AuditOptions:
     """
-    What to audit.
+    Options of `dappr audit`.
 
     Args:
-        checkpoint (`str`): The checkpoint, or a table (`.npz`) that an audit wrote.
+        checkpoint (`str`): Folder of a run, Hub id, or the table (`.npz`) of an earlier audit.
         task (`str`, *optional*): The task; not needed with a table.
         split (`str`): Its split.
         out (`str`, *optional*): Folder for `audit.npz` and `audit.json`.
-        base, data_root, batch_size, limit: As for prediction.
-        resamples (`int`, *optional*, defaults to 1000): Of the intervals; 0 for none.
+        base, data_root, batch_size, limit: As in [`TableOptions`].
+        resamples (`int`, *optional*, defaults to 1000): Bootstrap resamples; 0 for no intervals.
     """
 
     checkpoint: str
@@ -50,32 +50,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", help="folder of a run, Hub id, or a table (.npz) that an earlier audit wrote")
     parser.add_argument("--task", help="task name, .jsonl/.csv/.parquet file, or Hub dataset id")
     parser.add_argument("--split", default="test", help="split of the task (default: test)")
-    parser.add_argument("--out", help="folder for figures and table (default: audits/TASK-SPLIT below the checkpoint)")
+    parser.add_argument("--out", help="folder for metrics and table (default: audits/TASK-SPLIT below the checkpoint)")
     parser.add_argument("--resamples", type=int, default=1000, help="bootstrap resamples (default: 1000)")
     shared.add_prediction(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb."""
-    shared.Sidecars([args.checkpoint])  # a wrong folder is refused before slow imports
-    audit(
-        AuditOptions(
-            checkpoint=args.checkpoint,
-            task=args.task,
-            split=args.split,
-            out=args.out,
-            base=args.base,
-            data_root=args.data_root,
-            batch_size=args.batch_size,
-            limit=args.limit,
-            resamples=args.resamples,
-        )
-    )
+    """Run the verb; returns exit code 0, errors are raised."""
+    shared.Sidecars([args.checkpoint])  # a wrong folder is an error before slow imports
+    audit(shared.options_from(AuditOptions, args))
     return 0
 
 
 def audit(options: AuditOptions) -> dict[str, float]:
-    """Audit a checkpoint on a task, or read the table of an earlier audit again; returns the results by key."""
+    """Audit a checkpoint on a task, or recompute the metrics of an earlier audit's table; returns results by key."""
     from ..evaluation.permutation_audit import TABLE, evaluate_audit, render_audit, save_audit
     from ..evaluation.prediction_table import PredictionTable
 
@@ -94,12 +82,12 @@ def audit(options: AuditOptions) -> dict[str, float]:
             table.save(folder / TABLE)
         save_audit(results, intervals, table, folder, options.resamples)
         say(render_audit(results, intervals, f"{table.meta.get('task')} ({table.meta.get('split')}), all rotations"))
-        say(f"Figures and table: {folder}")
+        say(f"Metrics and table: {folder}")
     return results
 
 
 def _predict(options: AuditOptions) -> PredictionTable:
-    """Predictions for every rotation of every question of the task."""
+    """Predictions for every rotation of every item of the task."""
     from ..evaluation.permutation_audit import rotated
     from ..inference.modality import find_task, load_rows
 

@@ -1,4 +1,4 @@
-"""`dappr calibrate`: predict held-out rows, fit a decision rule on them, save it beside the weights."""
+"""`dappr calibrate`: fit a decision rule on predictions of held-out rows, and save it beside the weights."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from .shared import Sidecars
 if TYPE_CHECKING:
     import argparse
 
+    from ..core.backend import Backend
     from ..core.recipe import Recipe
     from ..decisions.rule import Decision
     from ..evaluation.prediction_table import PredictionTable
+    from ..inference.modality import DatasetRows, TaskSpec
 
 EPILOG = """examples:
   dappr calibrate runs/quickstart --task everyday --split validation --max-risk 0.05
   dappr calibrate runs/obqa --table runs/obqa/predictions/obqa-validation.npz --alpha 0.05
   dappr calibrate --base org/model --adapter org/lora --method ce --out runs/mine --task dev.jsonl --split dev"""
 
-_TOO_MANY_SEEN = 0.1  # more rows than this met in training: it is not a held-out set with a few duplicates
+_TOO_MANY_SEEN = 0.1  # with a larger share of training rows, the calibration set is not held out
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,15 +43,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--abstain-on", default="auto", help="aleatoric, epistemic or auto (default: auto)")
     parser.add_argument("--out", help="write a copy of the checkpoint here instead of changing it")
     parser.add_argument("--adapter", help="an adapter trained elsewhere (folder or Hub id); needs --out")
-    parser.add_argument("--method", default="ce", help="with --adapter: how it is read (default: ce)")
-    parser.add_argument("--num-choices", type=int, default=4, help="with --adapter: letters it knows (default: 4)")
+    parser.add_argument("--method", default="ce", help="with --adapter: method for its logits (default: ce)")
+    parser.add_argument(
+        "--num-choices", type=int, default=4, help="with --adapter: answer letters it was trained on (default: 4)"
+    )
     parser.add_argument("--template", help="with --adapter: its prompt, with {question} and {choices}")
     shared.add_prediction(parser)
 
 
 @dataclass(frozen=True)
 class RuleOptions:
-    """Error rates and bounds of the decision rule; the arguments of `dappr_llm.decisions.calibrate.calibrate`."""
+    """Error rates and bounds of the decision rule; arguments of `dappr_llm.decisions.calibrate.calibrate`."""
 
     alpha: float = 0.1
     max_risk: float | None = None
@@ -62,27 +66,27 @@ class RuleOptions:
 @dataclass(frozen=True)
 class CalibrateOptions:
     """
-    What `dappr calibrate` is asked for.
+    Options of `dappr calibrate`.
 
     Args:
         checkpoint (`str`):
             The checkpoint's folder, or a Hub id.
-        task (*optional*):
-            Held-out rows to predict.
+        task (`str` or `Mapping`, *optional*):
+            Task with held-out rows, which are predicted.
         split (`str`, *optional*, defaults to `"validation"`):
-            Their split.
+            Split of the task.
         table (`str`, *optional*):
-            Predictions of this checkpoint that are already there (`.npz`), instead of a task.
+            Saved predictions (`.npz`) of this checkpoint for held-out rows, instead of a task.
         out (`str`, *optional*):
-            Write a copy of the checkpoint here; needed for one that comes from the Hub.
+            Write a copy of the checkpoint to this folder; required for a checkpoint on the Hub.
         rule ([`RuleOptions`], *optional*):
             Error rates and bounds.
         base, data_root, batch_size, limit (*optional*):
-            As for `dappr predict`.
+            As in [`TableOptions`].
     """
 
     checkpoint: str
-    task: Any = None
+    task: TaskSpec | None = None
     split: str = "validation"
     table: str | None = None
     out: str | None = None
@@ -95,29 +99,12 @@ class CalibrateOptions:
     @classmethod
     def from_args(cls, args: argparse.Namespace, checkpoint: str, out: str | None) -> CalibrateOptions:
         """From the parsed command line; with `--adapter` the checkpoint is the imported one."""
-        return cls(
-            checkpoint,
-            task=args.task,
-            split=args.split,
-            table=args.table,
-            out=out,
-            rule=RuleOptions(
-                alpha=args.alpha,
-                max_risk=args.max_risk,
-                min_coverage=args.min_coverage,
-                confidence=args.confidence,
-                score=args.score,
-                abstain_on=args.abstain_on,
-            ),
-            base=args.base,
-            data_root=args.data_root,
-            batch_size=args.batch_size,
-            limit=args.limit,
-        )
+        rule = shared.options_from(RuleOptions, args)
+        return shared.options_from(cls, args, checkpoint=checkpoint, out=out, rule=rule)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Always 0; mistakes are raised."""
+    """Run the verb; returns exit code 0, errors are raised."""
     sidecars = Sidecars([args.checkpoint] if args.checkpoint else [])
     name, out = args.checkpoint, args.out
     if args.adapter:
@@ -141,7 +128,7 @@ def calibrate_checkpoint(options: CalibrateOptions, sidecars: Sidecars | None = 
         options ([`CalibrateOptions`]):
             Checkpoint, held-out rows and bounds.
         sidecars ([`Sidecars`], *optional*):
-            Of the checkpoint, if it was read before.
+            Sidecar of the checkpoint, if it is already loaded.
     """
     from ..core import checkpoint
     from ..decisions.calibrate import calibrate
@@ -169,7 +156,7 @@ def calibrate_checkpoint(options: CalibrateOptions, sidecars: Sidecars | None = 
 
 
 def _target(source: Path, options: CalibrateOptions) -> Path:
-    """The folder that gets the rule: the checkpoint's own, or a copy of it in `out`."""
+    """The folder to write the rule to: the checkpoint's own, or a copy of it in `out`."""
     if options.out is None:
         if not Path(options.checkpoint).is_dir():
             name = options.checkpoint
@@ -188,7 +175,7 @@ def _target(source: Path, options: CalibrateOptions) -> Path:
 
 
 def _held_out(folder: Path, config: dict[str, Any], options: CalibrateOptions) -> PredictionTable:
-    """Predictions of rows that the checkpoint was not trained on, from a table or computed now."""
+    """Predictions for rows that the checkpoint was not trained on: the given table, or computed here."""
     from ..core import checkpoint
     from ..core.recipe import load_recipe
     from ..evaluation.prediction_table import PredictionTable
@@ -207,7 +194,7 @@ def _held_out(folder: Path, config: dict[str, Any], options: CalibrateOptions) -
     task, split = find_task(options.task, config["modality"]), options.split
     recipe = load_recipe(path) if path.is_file() else None
     refuse_training_split(recipe, folder, task.name, split)
-    # Which images are in the validation split was decided by the run's seed.
+    # For images, the run's seed determines which rows are in the validation split.
     seed = int(recipe.train.get("seed", 42)) if recipe else 0
     rows = load_rows(task, split, options.data_root, options.limit, seed=seed)
     predictor = shared.load_predictor(str(folder), options.base, options.batch_size)
@@ -220,8 +207,8 @@ def _held_out(folder: Path, config: dict[str, Any], options: CalibrateOptions) -
     return table
 
 
-def refuse_training_split(recipe: Recipe | None, folder: Path, task: Any, split: Any) -> None:
-    """The recipe beside a checkpoint says what it was trained on: a rule fitted on that would promise too much."""
+def refuse_training_split(recipe: Recipe | None, folder: Path, task: str | None, split: str | None) -> None:
+    """`UserError` if task and split are those of the run's recipe: a rule fitted on training rows would not hold."""
     if recipe is None or recipe.data.train is None:
         return
     from ..inference.modality import find_task
@@ -235,8 +222,20 @@ def refuse_training_split(recipe: Recipe | None, folder: Path, task: Any, split:
         )
 
 
-def without_seen(rows: Any, backend: Any, trained: frozenset[str], name: str) -> Any:
-    """Leave out the rows that were trained on; refuse a set with more than a tenth of them."""
+def without_seen(rows: DatasetRows, backend: Backend, trained: frozenset[str], name: str) -> DatasetRows:
+    """
+    The rows without those that were trained on; `UserError` if these are more than a tenth.
+
+    Args:
+        rows (`Dataset` or `ImageRows`):
+            From `modality.load_rows`.
+        backend ([`Backend`]):
+            Computes the fingerprints of the rows.
+        trained (`frozenset[str]`):
+            Fingerprints of the training rows, from the checkpoint; empty if it has none.
+        name (`str`):
+            Name of the task, for messages.
+    """
     import numpy as np
 
     if not trained:

@@ -1,4 +1,4 @@
-"""`dappr combine`: an ensemble of finished runs, or of saved tables; no model, no torch."""
+"""`dappr combine`: the ensemble of finished runs or of saved tables, from prediction tables alone, without torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Always 0; mistakes are raised."""
+    """Run the verb; returns exit code 0, errors are raised."""
     from ..scale.combine import combine_runs, combine_tables
 
     if all(name.endswith(".npz") for name in args.members):

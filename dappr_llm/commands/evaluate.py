@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..core.errors import UserError
 from . import shared
@@ -21,8 +21,8 @@ EPILOG = """examples:
   dappr evaluate --id runs/a/predictions/obqa-test.npz --ood runs/a/predictions/csqa-test.npz --out figures/
   dappr evaluate runs/seed0 runs/seed1 --id obqa --ood arc_c --out runs/ensemble       (an ensemble)
 
-Answers (accuracy, NLL, ECE) are read on each item's own options. OOD scores are read on the training letters
-for both sides ("matched"); the published reading, each task on its own letters, stands beside it."""
+Answer metrics (accuracy, NLL, ECE) use each item's own options. OOD detection reads both tasks on the answer letters
+of training ("matched"); the published reading, each task on all its own letters, is reported beside it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,24 +46,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @dataclass(frozen=True)
 class EvaluateOptions:
     """
-    What `dappr evaluate` is asked for.
+    Options of `dappr evaluate`.
 
     Args:
         id (`str`):
-            The in-distribution task, file of rows, or prediction table (`.npz`).
+            The in-distribution task: a name, a file of rows, or a prediction table (`.npz`).
         ood (`Sequence[str]`, *optional*):
-            Out-of-distribution ones.
+            The out-of-distribution tasks, in the same forms.
         out (`str`, *optional*):
-            Where to write. By default a folder below `evaluations/` of the checkpoint, named after tasks and split, so
-            that the run's own results are never replaced by others.
+            Folder to write to. By default a folder below `evaluations/` of the checkpoint, named after tasks and
+            split, so that the run's own results are not overwritten.
         prediction ([`TableOptions`], *optional*):
-            Checkpoints and rows; no checkpoint is needed when all tasks are `.npz` tables.
+            Checkpoints and rows; no checkpoint is needed if all tasks are `.npz` tables.
         score (`str`, *optional*, defaults to `"epistemic"`):
-            What ranks items for OOD detection.
+            Which uncertainty ranks items for OOD detection.
         resamples (`int`, *optional*, defaults to 1000):
             Bootstrap resamples; 0 for no intervals.
         allow_nan (`bool`, *optional*, defaults to `False`):
-            Accept saved tables with rows of NaN or Inf, as most uncertain.
+            Accept saved tables with NaN or Inf; such rows rank as most uncertain.
     """
 
     id: str
@@ -77,26 +77,25 @@ class EvaluateOptions:
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> EvaluateOptions:
         """From the parsed command line."""
-        prediction = TableOptions.from_args(args)
-        return cls(args.id, args.ood, args.out, prediction, args.score, args.resamples, args.allow_nan)
+        return shared.options_from(cls, args, prediction=TableOptions.from_args(args))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Always 0; mistakes are raised."""
+    """Run the verb; returns exit code 0, errors are raised."""
     evaluate(EvaluateOptions.from_args(args))
     return 0
 
 
-def evaluate(options: EvaluateOptions) -> dict[str, Any]:
+def evaluate(options: EvaluateOptions) -> dict[str, float]:
     """
     Metrics in and out of distribution, from a checkpoint or from saved tables alone; returns them by key.
 
     Args:
         options ([`EvaluateOptions`]):
-            Tasks, checkpoints, and what to compute.
+            Tasks, checkpoints and settings.
     """
     checkpoints = list(options.prediction.checkpoints)
-    sidecars = Sidecars(checkpoints, options.prediction.revision)  # a wrong folder is refused before slow imports
+    sidecars = Sidecars(checkpoints, options.prediction.revision)  # a wrong folder is an error before slow imports
     specs = (options.id, *options.ood)
     missing = [spec for spec in specs if not spec.endswith(".npz")]
     if missing and not checkpoints:
@@ -132,7 +131,7 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
 
 
 def _refuse_twice(specs: Sequence[str], names: Mapping[str, str]) -> None:
-    """Results are kept by task, so two tables of one task cannot stand side by side."""
+    """Results are keyed by task, so two tables of the same task are an error."""
     seen: set[str] = set()
     for spec in specs:
         if names[spec] in seen:
@@ -141,7 +140,7 @@ def _refuse_twice(specs: Sequence[str], names: Mapping[str, str]) -> None:
 
 
 def _folder(checkpoint: str, tasks: Sequence[str], prediction: TableOptions) -> Path:
-    """The default folder of an evaluation's results."""
+    """The default output folder of an evaluation."""
     parent = Path(checkpoint) if checkpoint and Path(checkpoint).is_dir() else Path(".")
     label = f"{tasks[0]}-{prediction.split}" + "".join(f"+{task}" for task in tasks[1:])
     return parent / "evaluations" / (label[:100] + (f"-first{prediction.limit}" if prediction.limit else ""))

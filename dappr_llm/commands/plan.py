@@ -1,4 +1,4 @@
-"""`dappr plan`: what a recipe will take, before anything is loaded."""
+"""`dappr plan`: memory, steps and tokens of a recipe, estimated before anything is loaded."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ EPILOG = """examples:
   dappr plan obqa_mistral7b/dappr --gpus 8 --set train.per_device_train_batch_size=2
   dappr plan my.yaml --config config.json               a model that is not here: its config file is enough
 
-Nothing is loaded: shapes come from the model's config, on torch's meta device. Figures are estimates: they leave out
-CUDA's own context (about 0.5 GiB), fragmentation, and NCCL's buffers."""
+Nothing is loaded: shapes come from the model's config, on torch's meta device. All values are estimates: they leave
+out CUDA's own context (about 0.5 GiB), fragmentation, and NCCL's buffers."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
     shared.add_recipe(parser)
     parser.add_argument("--config", help="config.json of the model (or its folder), instead of asking the Hub")
-    parser.add_argument("--gpus", type=int, default=4, help="GPUs of the presets for several (default: 4)")
-    parser.add_argument("--rows", type=int, help="training rows, if the data is not here")
+    parser.add_argument("--gpus", type=int, default=4, help="number of GPUs of the multi-GPU presets (default: 4)")
+    parser.add_argument("--rows", type=int, help="number of training rows, if the data is not available")
     parser.add_argument("--length", type=int, help="tokens per prompt (default: train.max_length)")
     shared.add_data_root(parser)
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Always 0; mistakes are raised."""
+    """Run the verb; returns exit code 0, errors are raised."""
     from ..core.recipe import load_recipe
     from ..scale.plan import plan, render
 

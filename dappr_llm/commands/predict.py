@@ -1,4 +1,4 @@
-"""`dappr predict`: a task into a prediction table, or questions into files of answers."""
+"""`dappr predict`: writes a prediction table of a task, or a file of answers with prediction sets and abstentions."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     import argparse
 
     from ..evaluation.prediction_table import PredictionTable
-    from ..inference.answer_files import Job
+    from ..inference.answer_files import AnswerItem, Job
     from ..inference.batching import RowSet
+    from ..inference.modality import TaskSpec
 
 EPILOG = """examples:
   dappr predict runs/quickstart --task everyday --split test --out predictions.npz
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @dataclass(frozen=True)
 class TableOptions:
     """
-    How prediction tables are made: with which checkpoints, on which rows of each task.
+    Options of predicting tables: checkpoints, and the rows of each task.
 
     Args:
         checkpoints (`Sequence[str]`):
@@ -59,7 +60,7 @@ class TableOptions:
         split (`str`, *optional*, defaults to `"test"`):
             The split of every task.
         base (`str`, *optional*):
-            Another place of the base model than the checkpoint names.
+            Name or path of the base model, if not the one that the checkpoint names.
         data_root (`str`, *optional*):
             Folder with local copies of Hub datasets.
         batch_size (`int`, *optional*, defaults to 16):
@@ -67,7 +68,7 @@ class TableOptions:
         limit (`int`, *optional*):
             Use only the first rows of every task.
         cache (`bool`, *optional*, defaults to `True`):
-            Use tables of the same checkpoint and rows that were computed before; see `inference.table_cache`.
+            Reuse saved tables of the same checkpoint and rows; see `inference.table_cache`.
         revision (`str`, *optional*):
             Commit, branch or tag of a checkpoint on the Hub.
         load_in_4bit (`bool`, *optional*, defaults to `False`):
@@ -86,14 +87,11 @@ class TableOptions:
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> TableOptions:
-        """From the arguments of `dappr predict` or of `dappr evaluate`, which has no `--revision`."""
-        return cls(
-            args.checkpoint,
-            split=args.split,
-            base=args.base,
-            data_root=args.data_root,
-            batch_size=args.batch_size,
-            limit=args.limit,
+        """From the arguments of `dappr predict`, or of `dappr evaluate`, which has no loading options but `--base`."""
+        return shared.options_from(
+            cls,
+            args,
+            checkpoints=args.checkpoint,
             cache=not args.no_cache,
             revision=getattr(args, "revision", None),
             load_in_4bit=getattr(args, "load_in_4bit", False),
@@ -103,13 +101,13 @@ class TableOptions:
 @dataclass(frozen=True)
 class AnswerOptions:
     """
-    How files of answers are made.
+    Options of writing answers.
 
     Args:
         pipeline ([`PipelineOptions`]):
-            What answers.
+            The pipeline to load.
         out (`str`):
-            The file, or the folder for several.
+            The output file, or the output folder for several input files.
         split (`str`, *optional*, defaults to `"test"`):
             The split of the task.
         data_root (`str`, *optional*):
@@ -117,7 +115,7 @@ class AnswerOptions:
         limit (`int`, *optional*):
             Answer only the first rows.
         overwrite (`bool`, *optional*, defaults to `False`):
-            Start anew even if part of another job is there.
+            Start from the first row, and discard what another job left behind.
     """
 
     pipeline: PipelineOptions
@@ -132,11 +130,11 @@ class AnswerOptions:
         """From the parsed command line, with one checkpoint."""
         (name,) = args.checkpoint
         pipeline = PipelineOptions.from_args(args, name)
-        return cls(pipeline, args.out, args.split, args.data_root, args.limit, args.overwrite)
+        return shared.options_from(cls, args, pipeline=pipeline)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Tables for `--out NAME.npz`, otherwise answers."""
+    """Write a table for `--out NAME.npz`, otherwise answers; returns exit code 0, errors are raised."""
     sidecars = Sidecars(args.checkpoint, args.revision)
     columns = _columns(args)
     files = find_shards(args.task, args.out)
@@ -162,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _columns(args: argparse.Namespace) -> dict[str, Any]:
-    """Where the user's own rows keep their parts, as in a recipe's description of a task."""
+    """Column names of the user's own data, with the keys of a task mapping in a recipe."""
     columns = {"question": args.question, "choices": args.choices, "answer": args.answer, "options": args.options}
     given = {key: value for key, value in columns.items() if value}
     if len(given.get("choices", ())) == 1:
@@ -171,22 +169,22 @@ def _columns(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def predict(
-    tasks: Sequence[Any], out: Path, options: TableOptions, sidecars: Sidecars | None = None
+    tasks: Sequence[TaskSpec], out: Path, options: TableOptions, sidecars: Sidecars | None = None
 ) -> list[PredictionTable]:
     """
-    Predictions of a checkpoint, or an ensemble, on one split of each task; rows need no answers.
+    Predict one split of each task with a checkpoint, or with several as an ensemble; rows need no labels.
 
-    All tasks are predicted in one pass, and tables that were computed before are not computed again.
+    All tasks are predicted in one pass; tables in the cache are not predicted again.
 
     Args:
         tasks (`Sequence`):
-            Names, files, descriptions, or what `inference.modality.find_task` returned for them.
+            Names, files, mappings, or declarations from `inference.modality.find_task`.
         out (`Path`):
-            A folder, or for one task a file (`.npz`, `.parquet`). The items' texts are saved beside the tables.
+            A folder, or for one task a file (`.npz`, `.parquet`). Item texts are saved beside the tables.
         options ([`TableOptions`]):
             Checkpoints and rows.
         sidecars ([`Sidecars`], *optional*):
-            Of these checkpoints, if they were read before.
+            Sidecars of the checkpoints, if they are already loaded.
     """
     from ..inference.batching import RowSet
     from ..inference.modality import find_task, load_rows
@@ -214,11 +212,11 @@ def predict(
 
 def save_tables(sets: Sequence[RowSet], tables: Sequence[PredictionTable], out: Path) -> None:
     """
-    Write prediction tables, and beside them their items' texts; on rank 0 only.
+    Write prediction tables with their item texts; on rank 0 only.
 
     Args:
         sets, tables:
-            The rows and their tables.
+            Row sets and their tables, in the same order.
         out (`Path`):
             A run's folder, or for one table a file (`.npz`, `.parquet`).
     """
@@ -230,8 +228,8 @@ def save_tables(sets: Sequence[RowSet], tables: Sequence[PredictionTable], out: 
         save_table(table, each.rows, out if is_file else out / checkpoint.TABLES / f"{each.task}-{each.split}.npz")
 
 
-def answer(task: Any, options: AnswerOptions) -> int:
-    """Answer one split of a task into a file; returns how many rows were answered."""
+def answer(task: TaskSpec, options: AnswerOptions) -> int:
+    """Answer one split of a task and write the answers to a file; returns the number of rows."""
     from ..inference.answer_files import describe, predict_file
     from ..inference.modality import find_task, iter_items
 
@@ -244,7 +242,7 @@ def answer(task: Any, options: AnswerOptions) -> int:
 
 
 def find_shards(task: str, out: str) -> list[Path]:
-    """The files of a task that is a folder or a pattern (`shards/*.parquet`); none for any other task."""
+    """The input files if the task is a folder or a glob pattern (`shards/*.parquet`); empty for any other task."""
     is_pattern = any(mark in task for mark in "*?[")
     if not is_pattern and not Path(task).is_dir():
         return []
@@ -264,18 +262,18 @@ def find_shards(task: str, out: str) -> list[Path]:
 
 def answer_shards(files: Sequence[Path], columns: dict[str, Any], options: AnswerOptions) -> int:
     """
-    Answer many files into a folder: memory does not grow with them, and a kill costs a few batches.
+    Answer several input files, each into its own file of the output folder, with constant memory; can be resumed.
 
     Args:
         files (`Sequence[Path]`):
             From [`find_shards`].
         columns (`dict`):
-            Where their rows keep their parts.
+            Column names of the user's own data.
         options ([`AnswerOptions`]):
-            `limit` counts rows over all files.
+            Options; `limit` counts rows over all files.
 
     Returns:
-        `int`: How many rows were answered.
+        `int`: Number of rows answered.
     """
     from ..inference.answer_files import describe, predict_shards
     from ..inference.modality import count_rows, find_task, iter_items
@@ -283,7 +281,7 @@ def answer_shards(files: Sequence[Path], columns: dict[str, Any], options: Answe
     pipe = shared.load_pipeline(options.pipeline)
     backend = pipe.run.backend
 
-    def shards() -> Iterator[tuple[str, Iterable[Any], Job]]:
+    def shards() -> Iterator[tuple[str, Iterable[AnswerItem], Job]]:
         left = options.limit
         for path in files:
             if left is not None and left <= 0:

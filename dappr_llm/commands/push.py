@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Always 0; mistakes are raised."""
-    Sidecars([args.checkpoint])  # a wrong folder is refused before slow imports
+    """Run the verb; returns exit code 0, errors are raised."""
+    Sidecars([args.checkpoint])  # a wrong folder is an error before slow imports
     from ..inference.hub import push
 
     done = push(

@@ -1,4 +1,4 @@
-"""`dappr recipes`: what ships, by folder; a filter shows descriptions, a full name the merged values."""
+"""`dappr recipes`: list the shipped recipes by folder; a filter adds descriptions, a full name shows merged values."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ EPILOG = """examples:
   dappr train obqa_mistral7b/dappr        a shipped recipe by its name
   dappr sweep obqa_mistral7b/table        a shipped table of several runs"""
 
-_FIRST = ("quickstart", "binding", "obqa", "everyday")  # begin here; what they do not name follows by alphabet
+_FIRST = ("quickstart", "binding", "obqa", "everyday")  # listed first; the others follow in alphabetical order
 _WIDEST = 119
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """A recipe, or a table of several runs."""
+    """A recipe, or a sweep's table file."""
 
     name: str
     description: str
@@ -48,14 +48,14 @@ class _Entry:
 
 @dataclass
 class _Folder:
-    """The recipes of one benchmark; the name is empty for those right in `recipes/`."""
+    """The recipes of one folder; the name is empty for those directly in `recipes/`."""
 
     name: str
     entries: list[_Entry] = field(default_factory=list)
 
     @property
     def description(self) -> str:
-        """That of its main table, which speaks of all its recipes."""
+        """The description of its file `table.yaml`, which covers all its recipes."""
         return next((entry.description for entry in self.entries if entry.name == f"{self.name}/table"), "")
 
     @property
@@ -108,7 +108,7 @@ def _rank(name: str) -> int:
 
 
 def _folders(entries: Iterable[_Entry]) -> list[_Folder]:
-    """Text before images."""
+    """Entries grouped by folder: text before images, then by rank and name."""
     found: dict[str, _Folder] = {}
     for entry in entries:
         found.setdefault(entry.folder, _Folder(entry.folder)).entries.append(entry)
@@ -122,18 +122,18 @@ def _matching(entries: list[_Entry], wanted: str) -> list[_Entry]:
 
 
 def _most_alike(wanted: str, entries: list[_Entry], limit: int = 3) -> list[str]:
-    """Folders and names that look most like the filter, as a whole or in one of their words."""
+    """Folders and names most similar to the filter, as a whole or in one of their parts."""
     names = [*dict.fromkeys(entry.folder for entry in entries if entry.folder), *(entry.name for entry in entries)]
 
     def likeness(name: str) -> float:
-        words = [name, *name.split("/"), *name.replace("/", "_").split("_")]
-        return max(SequenceMatcher(None, wanted, word).ratio() for word in words)
+        parts = [name, *name.split("/"), *name.replace("/", "_").split("_")]
+        return max(SequenceMatcher(None, wanted, part).ratio() for part in parts)
 
     return sorted(names, key=likeness, reverse=True)[:limit]
 
 
 def _overview(folders: list[_Folder], width: int) -> Iterator[str]:
-    """A heading per folder, cut to one line, and its names."""
+    """One line per folder with its shortened description, then the names in it."""
     named = [folder for folder in folders if folder.name]
     first = max(len(folder.name) for folder in named) + 2
     counts = max(len(folder.counts) for folder in named) + 2
@@ -195,6 +195,6 @@ def _wrapped(start: str, text: str, width: int) -> list[str]:
 
 
 def _cut(text: str, width: int) -> str:
-    """The text on one line: whole, its first part, or what fits of that."""
+    """The text shortened to one line: whole, up to the first comma, or truncated."""
     first = text if len(text) <= width else text.partition(", ")[0]
     return first if len(first) <= width else textwrap.shorten(first, max(width, 10), placeholder=" …")

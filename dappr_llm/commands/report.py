@@ -21,13 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folders that `dappr train` or `dappr evaluate` wrote")
     parser.add_argument("--out", help="folder for the report (default: RUN/report; with several runs: report)")
-    parser.add_argument("--id", help="in-distribution task, if a run has no results.json that says it")
+    parser.add_argument("--id", help="in-distribution task, if a run has no results.json that names it")
     parser.add_argument("--title", default="", help="heading of the page")
     shared.add_metrics(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Always 0; mistakes are raised."""
+    """Run the verb; returns exit code 0, errors are raised."""
     from ..evaluation.reporting import write_report
 
     write_report(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..core.recipe import settings
 
 if TYPE_CHECKING:
     import argparse
 
+    from _typeshed import DataclassInstance
+
     from ..inference.ensemble import EnsemblePredictor
     from ..inference.table_predictor import TablePredictor
 
+Options = TypeVar("Options", bound="DataclassInstance")
 RECIPE_ARGUMENTS: dict[str, dict[str, Any]] = {
     "recipe": {"help": "a YAML file, or the name of a shipped recipe (see `dappr recipes`)"},
     "--set": {"action": "append", "default": [], "metavar": "KEY=VALUE", "help": "override a recipe value"},
@@ -45,6 +48,11 @@ def add_overrides(parser: argparse.ArgumentParser, help: str) -> None:
 def overrides(args: argparse.Namespace) -> list[str]:
     """`--set` and `--data-root` as settings of a recipe, `section.key=value`."""
     return settings(args.set, {"data.root": args.data_root})
+
+
+def options_from(cls: type[Options], args: argparse.Namespace, **given: Any) -> Options:
+    """An options object from the parsed command line: every field that is not given is the argument of its name."""
+    return cls(**{field.name: getattr(args, field.name) for field in fields(cls) if field.name not in given} | given)
 
 
 def add_prediction(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""`dappr sweep`: methods x seeds on one task, then one table of their results."""
+"""`dappr sweep`: train methods x seeds on one task and compare their results in one table."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0, 1 if runs failed, 130 if interrupted."""
+    """Run the verb; returns exit code 0, 1 if runs failed, or 130 if interrupted."""
     from ..scale.sweep import load_table, sweep
 
     overrides = shared.overrides(args)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import UserError, nearest
-from ..evaluation import metrics
+from ..evaluation import calibration_metrics, classification_metrics
 from ..evaluation.prediction_table import PredictionTable
 from . import conformal
 from .risk_control import fit_abstention
@@ -71,7 +71,7 @@ def calibrate(
     thresholds = _thresholds(probs[rest], alphas, counts[rest], labels[rest], table.ids[rest], rest, alpha)
     if score not in thresholds:
         raise UserError(f"The conformal score {score!r} does not apply here; {nearest(score, thresholds)}")
-    correct = metrics.is_correct(probs, labels)
+    correct = classification_metrics.is_correct(probs, labels)
     return Decision(
         temperature=temperature,
         conformal={"alpha": alpha, "score": score, "thresholds": thresholds},
@@ -89,12 +89,12 @@ def _describe_set(table: PredictionTable, fit_rows: np.ndarray) -> dict[str, Any
 
 
 def _describe_fit(before: np.ndarray, after: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    correct = metrics.is_correct(after, labels)
+    correct = classification_metrics.is_correct(after, labels)
     return {
-        "nll_before": metrics.nll(before, labels),
-        "nll_after": metrics.nll(after, labels),
-        "ece_before": metrics.ece(before.max(axis=1), correct),
-        "ece_after": metrics.ece(after.max(axis=1), correct),
+        "nll_before": classification_metrics.nll(before, labels),
+        "nll_after": classification_metrics.nll(after, labels),
+        "ece_before": calibration_metrics.ece(before.max(axis=1), correct),
+        "ece_after": calibration_metrics.ece(after.max(axis=1), correct),
         "accuracy": float(correct.mean()),
     }
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import UserError
-from ..evaluation import metrics
+from ..evaluation import ranking_metrics
 from .rule import ABSTAIN_ON, abstention_score
 
 _LEVELS = 20  # size of the grid of thresholds
@@ -57,7 +57,8 @@ def fit_abstention(
     name = abstain_on
     if name == "auto":
         areas = {
-            k: metrics.auroc(~correct[fit_rows], abstention_score(k, probs, epistemic)[fit_rows]) for k in ABSTAIN_ON
+            k: ranking_metrics.auroc(~correct[fit_rows], abstention_score(k, probs, epistemic)[fit_rows])
+            for k in ABSTAIN_ON
         }
         # Without an error among the fit rows both AUROCs are NaN, and the first score is taken.
         name = max(ABSTAIN_ON, key=lambda k: np.nan_to_num(areas[k], nan=0.5))

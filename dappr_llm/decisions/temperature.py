@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from ..evaluation import metrics
+from ..evaluation import classification_metrics
 from .rule import scale
 
 _TEMPERATURES = (0.05, 20.0)  # bounds of the search
@@ -27,7 +27,7 @@ def fit_temperature(probs: np.ndarray, num_options: np.ndarray, labels: np.ndarr
     from scipy.optimize import minimize_scalar
 
     def nll(log_temperature: float) -> float:
-        return metrics.nll(scale(probs, None, num_options, math.exp(log_temperature))[0], labels)
+        return classification_metrics.nll(scale(probs, None, num_options, math.exp(log_temperature))[0], labels)
 
     low, high = map(math.log, _TEMPERATURES)
     return math.exp(minimize_scalar(nll, bounds=(low, high), method="bounded", options={"xatol": 1e-4}).x)

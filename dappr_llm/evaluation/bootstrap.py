@@ -1,13 +1,13 @@
 """
-How far a number would move with other test items, or with another seed.
+Confidence intervals of metrics: over test items (bootstrap) and over training seeds (t-interval).
 
-`bootstrap` resamples items of one model's tables; `paired_bootstrap` compares two models on the same items;
-`over_seeds` summarises runs that differ by their seed.
+`bootstrap` resamples the items of one model's tables; `paired_bootstrap` compares two models on the same items;
+`over_seeds` summarises one metric over runs that differ in their seed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from .prediction_table import PredictionTable
 
 RESAMPLES = 1000
 LEVEL = 0.95
-# Rows times resamples held at a time: small enough for a processor's cache, and memory stays bounded.
+# Rows times resamples per chunk: fits the CPU cache and bounds memory.
 _CHUNK = 200_000
 
 Tables = tuple[PredictionTable, Mapping[str, PredictionTable]]
@@ -28,12 +28,12 @@ Tables = tuple[PredictionTable, Mapping[str, PredictionTable]]
 @dataclass(frozen=True)
 class Paired:
     """
-    A difference between two models on the same items.
+    Difference of one metric between two models on the same items.
 
     Args:
-        difference (`float`): Second minus first, meant over seeds.
-        low, high (`float`): The interval of the difference.
-        p_value (`float`): Two-sided, for the hypothesis of no difference; never below 2 / (resamples + 1).
+        difference (`float`): Second model minus first, averaged over seeds.
+        low, high (`float`): Confidence interval of the difference.
+        p_value (`float`): Two-sided, for the hypothesis of no difference; at least 2 / (resamples + 1).
     """
 
     difference: float
@@ -44,7 +44,7 @@ class Paired:
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean, standard deviation (n - 1) and t-interval of one number over `n` seeds; NaN where one seed cannot tell."""
+    """Mean, standard deviation (n - 1) and t-interval of a metric over `n` seeds; NaN but for the mean if n = 1."""
 
     mean: float
     std: float
@@ -64,20 +64,20 @@ def bootstrap(
     """
     Confidence intervals of every metric of [`evaluate_tables`], by resampling the items of each table.
 
-    Percentile intervals. Those of the binned calibration errors are shifted so that the resamples' mean falls on the
-    measured number: a resample repeats rows, which alone raises them.
+    Percentile intervals. Those of binned calibration errors are shifted so that the mean over resamples equals the
+    measured value: a resample repeats rows, which biases these errors upwards.
 
     Args:
         id_table ([`PredictionTable`]): Predictions for the task the model was trained on.
         ood_tables (`Mapping[str, PredictionTable]`): Predictions for the other tasks, by name.
-        resamples (`int`, *optional*, defaults to 1000): How many resamples.
+        resamples (`int`, *optional*, defaults to 1000): Number of bootstrap resamples.
         seed (`int`, *optional*, defaults to 0): The same seed gives the same intervals.
         level (`float`, *optional*, defaults to 0.95): The nominal coverage.
-        score (`str`, *optional*, defaults to `"epistemic"`): What ranks the items; see [`evaluate_ood`].
+        score (`str`, *optional*, defaults to `"epistemic"`): Which uncertainty ranks the items; see [`evaluate_ood`].
 
     Returns:
-        `dict[str, tuple[float, float]]`: Low and high by key; NaN where the metric is undefined. Counts have no
-        interval, nor has `ece_floor`, which is no estimate.
+        `dict[str, tuple[float, float]]`: Lower and upper bound by key; NaN where the metric is undefined. Counts and
+        `ece_floor` have no interval.
     """
     _check(resamples, level)
     ood_tables = dict(ood_tables)
@@ -96,20 +96,20 @@ def paired_bootstrap(
     score: str = "epistemic",
 ) -> dict[str, Paired]:
     """
-    Differences between two models, or two methods over several seeds, on the same items.
+    Differences between two models, or between two methods over several seeds, on the same items.
 
-    Items are resampled once, and the same resample is read in every table. So what makes an item hard for both models
-    cancels, and the interval is as narrow as the comparison allows. Seeds are not resampled: the interval is about
-    other items for these very runs.
+    Every table is evaluated on the same resampled items, so the difficulty of an item, which both models share,
+    cancels out of the difference. Seeds are not resampled: the interval covers the choice of test items for the given
+    runs, not the choice of seeds.
 
     Args:
         first, second (`Sequence`):
-            Equally many entries `(id_table, {task: ood_table})`, one per seed; a single pair will do.
+            Equally many entries `(id_table, {task: ood_table})`, one per seed; one seed is enough.
         resamples, seed, level, score:
             As in [`bootstrap`].
 
     Returns:
-        `dict[str, Paired]`: By key, for every metric that all tables have.
+        `dict[str, Paired]`: By key, for every metric that is computed for all tables.
     """
     _check(resamples, level)
     if not first or len(first) != len(second):
@@ -158,13 +158,18 @@ def _check(resamples: int, level: float) -> None:
 
 
 def _ones(id_table: PredictionTable, ood: Mapping[str, PredictionTable]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Weights of a single "resample" that draws every row once, for the measured values."""
     return np.ones((1, len(id_table))), {task: np.ones((1, len(table))) for task, table in ood.items()}
 
 
 def _resample(
     id_table: PredictionTable, ood: Mapping[str, PredictionTable], resamples: int, seed: int
 ) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
-    """Weights in chunks; each table has a stream of its own, so results depend on neither chunks nor neighbours."""
+    """
+    Row weights `[R, N]` of the ID table and `[R, M]` of each OOD table, in chunks of R resamples.
+
+    Each table has its own random stream, so its weights depend neither on the chunk size nor on the other tables.
+    """
     sizes = [len(id_table), *map(len, ood.values())]
     streams = [np.random.default_rng([seed, number]) for number in range(len(sizes))]
     step = max(1, _CHUNK // max(1, sum(sizes)))
@@ -175,14 +180,15 @@ def _resample(
 
 
 def draw_weights(stream: np.random.Generator, size: int, count: int) -> np.ndarray:
-    """How often each of `size` items is drawn in each of `count` resamples, `[count, size]`."""
+    """Row weights `[count, size]`: how often each of `size` items is drawn in each of `count` resamples."""
     if not size:
         return np.zeros((count, 0))
     rows = stream.integers(size, size=(count, size)) + size * np.arange(count)[:, None]
     return np.bincount(rows.ravel(), minlength=count * size).reshape(count, size).astype(np.float64)
 
 
-def _gather(chunks: Iterator[Values] | Sequence[Values]) -> Values:
+def _gather(chunks: Iterable[Values]) -> Values:
+    """Concatenate the values of all chunks, per metric."""
     found: dict[str, list[np.ndarray]] = {}
     for values in chunks:
         for key, value in values.items():
@@ -191,7 +197,7 @@ def _gather(chunks: Iterator[Values] | Sequence[Values]) -> Values:
 
 
 def _defined(key: str, measured: float, drawn: np.ndarray) -> np.ndarray:
-    # A resample can lack one class, and then its area is undefined; the others still tell.
+    # Resamples in which the metric is undefined are left out, such as an AUROC of a resample without any wrong answer.
     drawn = drawn[np.isfinite(drawn)] if np.isfinite(measured) else drawn[:0]
     return drawn + (measured - drawn.mean()) if len(drawn) and is_binned(key) else drawn
 
@@ -209,12 +215,13 @@ def _paired(key: str, measured: float, drawn: np.ndarray, level: float) -> Paire
     if not len(drawn):
         return Paired(measured, nan, nan, nan)
     low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
-    # Counting the measured sample itself keeps the p-value off an impossible 0.
+    # Counting the measured sample as one of the resamples keeps the p-value above 0.
     tail = min((drawn <= 0).sum(), (drawn >= 0).sum()) + 1
     return Paired(measured, float(low), float(high), min(1.0, 2 * float(tail) / (len(drawn) + 1)))
 
 
 def _same_items(reference: Tables, other: Tables, number: int) -> None:
+    """`UserError` unless both runs were tested on the same tasks and items in the same order."""
     pairs = [("in distribution", reference[0], other[0])]
     if list(reference[1]) != list(other[1]):
         raise UserError(f"Run {number} was tested on {list(other[1])}, the first on {list(reference[1])}.")

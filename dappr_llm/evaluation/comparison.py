@@ -1,4 +1,4 @@
-"""Several methods and seeds side by side: one table in Markdown, LaTeX, CSV and JSON, from prediction tables alone."""
+"""The comparison table of a sweep: methods x seeds, as Markdown, LaTeX, CSV and JSON, from prediction tables alone."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ..core.files import write_text
 from .bootstrap import Paired, Summary, over_seeds, paired_bootstrap
 from .evaluators import evaluate_tables
 from .metric_columns import Column, Metric, columns
-from .prediction_table import PredictionTable
+from .prediction_table import PredictionTable, id_and_ood
 from .reporting.markdown import markdown_table
 from .reporting.tables import escape_latex
 from .results import to_json
 
 SIGNIFICANT = 0.05
-# In distribution, of questions and of images: the latter is what the papers' tables of image classifiers show.
+# In-distribution columns, by modality; those of images are the columns of the papers' tables.
 _ID = {"text": ("accuracy", "nll", "ece"), "vision": ("accuracy", "conf_aupr", "nll", "ece")}
-# Out of distribution, per task: key of the headline; keys of the second table.
+# OOD detection columns per task: the one in the headline table, and those in the second table.
 _OOD = {"text": "auroc", "vision": "aupr"}
 _OTHER = {"text": ("auroc_published", "auroc_max_prob"), "vision": ("auroc", "fpr95", "auroc_max_prob")}
 
@@ -35,8 +35,8 @@ class Row:
 
     Args:
         name (`str`): The row's name.
-        label (`str`): How tables show it.
-        runs (`dict[int, dict[str, PredictionTable]]`): By seed: a table per task, the ID one first.
+        label (`str`): The name shown in tables.
+        runs (`dict[int, dict[str, PredictionTable]]`): Tables by seed and task, the ID task first.
     """
 
     name: str
@@ -46,7 +46,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Entry:
-    """A row's figures: over seeds by key, and against the first row by key (corrected for the number of rows)."""
+    """
+    The results of one row.
+
+    Args:
+        label (`str`): The name shown in tables.
+        seeds (`list[int]`): Its seeds.
+        summary (`dict[str, Summary]`): Mean and spread over seeds, by key.
+        against_first (`dict[str, Paired]`): Difference from the first row, by key; p-values are corrected for the
+            number of rows.
+    """
 
     label: str
     seeds: list[int]
@@ -56,7 +65,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the tables are made of."""
+    """All results of a comparison; the first entry is the baseline of the others."""
 
     id_task: str
     ood_tasks: list[str]
@@ -66,38 +75,33 @@ class Comparison:
 
 def compare(rows: Sequence[Row], resamples: int = 1000) -> Comparison:
     """
-    Mean and spread over seeds, and paired differences from the first row on the seeds that both have.
+    Mean and spread over seeds, and paired differences from the first row on the seeds that both rows have.
 
     Args:
         rows (`Sequence[Row]`):
-            At least one; the first is what others are compared with.
+            At least one; the first is the baseline.
         resamples (`int`, *optional*, defaults to 1000):
-            Of the paired bootstrap over items.
+            Number of resamples of the paired bootstrap over items.
     """
     first_tables = next(iter(rows[0].runs.values()))
     id_task, *ood_tasks = first_tables
     entries = []
     for number, row in enumerate(rows):
-        results = [evaluate_tables(*_sides(tables)) for tables in row.runs.values()]
+        results = [evaluate_tables(*id_and_ood(tables)) for tables in row.runs.values()]
         keys = [key for key in results[0] if all(key in other for other in results)]
         summary = {key: over_seeds([result[key] for result in results]) for key in keys}
         shared = [seed for seed in row.runs if seed in rows[0].runs]
         paired: dict[str, Paired] = {}
         if number and shared:
-            sides = [[_sides(side.runs[seed]) for seed in shared] for side in (rows[0], row)]
+            sides = [[id_and_ood(side.runs[seed]) for seed in shared] for side in (rows[0], row)]
             paired = paired_bootstrap(sides[0], sides[1], resamples)
         entries.append(Entry(row.label, list(row.runs), summary, paired))
     modality = str(first_tables[id_task].meta.get("modality", "text"))
     return Comparison(id_task, ood_tasks, _holm(entries), modality)
 
 
-def _sides(tables: dict[str, PredictionTable]) -> tuple[PredictionTable, dict[str, PredictionTable]]:
-    (_, id_table), *ood = tables.items()
-    return id_table, dict(ood)
-
-
 def _holm(entries: list[Entry]) -> list[Entry]:
-    """Holm's correction of every key's p values for the number of rows compared with the first."""
+    """Holm's correction of the p-values of each metric for the number of rows compared with the first."""
     corrected: list[dict[str, Paired]] = [{} for _ in entries]
     for key in {key for entry in entries for key in entry.against_first}:
         found = [
@@ -116,7 +120,7 @@ def _holm(entries: list[Entry]) -> list[Entry]:
 
 @dataclass(frozen=True)
 class _Shown:
-    """A column: the key of its numbers, its header, and what is known about the metric."""
+    """A column: the result key of its values, its header, and the declaration of its metric."""
 
     key: str
     header: str
@@ -134,15 +138,15 @@ def _columns(comparison: Comparison, part: str) -> list[_Shown]:
 
 
 def _other_header(column: Column, kind: str) -> str:
-    # The second table of questions is AUROC throughout, and its title says so.
+    # For text, every column of the second table is an AUROC, which its title states.
     names = [] if kind == "text" else [column.metric.header]
     return ", ".join([*names, *([column.reading] if column.reading else [])])
 
 
 def _cells(comparison: Comparison, part: str) -> tuple[list[str], list[list[tuple[str, str, bool, bool]]]]:
-    """Headers, and per row (mean, spread, whether it is the best, whether it differs from the first row)."""
+    """Headers; per row and column: mean, standard deviation, is it the best, does it differ from the first row."""
     shown = _columns(comparison, part)
-    # Figures of image classifiers are close together.
+    # Metrics of image classifiers differ in the second decimal.
     digits = 2 if comparison.modality == "vision" else 1
     rows = []
     for entry in comparison.entries:
@@ -243,7 +247,7 @@ def _latex_cell(mean: str, std: str, best: bool, differs: bool) -> str:
 
 
 def render_csv(comparison: Comparison) -> str:
-    """Every figure, one line each."""
+    """Every metric of every row, one line each."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["method", "key", "seeds", "mean", "std", "low", "high", *_PAIRED])
@@ -265,8 +269,8 @@ def save_comparison(comparison: Comparison, folder: Path, name: str, description
 
     Args:
         comparison (`Comparison`): From [`compare`].
-        folder (`Path`): Where to.
-        name, description (`str`): The table's, for its heading.
+        folder (`Path`): The folder to write to.
+        name, description (`str`): Title and description, for the heading of `table.md`.
     """
     markdown = render_markdown(comparison)
     versions = ", ".join(f"{package} {version}" for package, version in checkpoint.versions().items())

@@ -1,38 +1,41 @@
-"""From prediction tables to numbers, with fractions (never percent) as values.
+"""Metrics of prediction tables; all values are fractions, never percent.
 
-Answers are read on each item's own options. Out-of-distribution scores are read on the same letters on both sides,
-unless the published reading is asked for: K/alpha0 grows with K, so an idle fifth letter alone makes items foreign.
+Metrics of the answers read each item on its own options. OOD detection compares uncertainties of two tasks, so by
+default both are read on the same answer letters, those the model was trained on (the *matched* reading). The
+*published* reading takes all letters of each task instead. K/alpha0 grows with the number K of letters read, so there
+a fifth option alone raises the uncertainty of a task, whatever the model knows about it.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from ..core.errors import UserError
-from . import metrics
+from . import classification_metrics, ranking_metrics
 from .metric_columns import ANSWERS, MATCHED, PUBLISHED, READINGS, SHIFTED, Metric, detection_keys
 from .prediction_table import PredictionTable, Reading, entropy, renormalise
 
 SCORES = ("epistemic", "aleatoric", "entropy", "max_prob", "mutual_information", "evidence")
 SLOTS = ("train", "task")
 
-# Ranked beside the headline score, on matched letters.
+# Further scores whose AUROC is reported beside that of the chosen score, in the matched reading.
 OTHER_SCORES = tuple(suffix.removeprefix("_") for suffix in READINGS if suffix not in (MATCHED, PUBLISHED))
 
 
 def answer_rows(table: PredictionTable) -> dict[str, np.ndarray]:
     """
-    What metrics of the answers are computed from, for the rows of known label.
+    Inputs of the metrics of the answers: one row per labelled item, read on its own options.
 
     Args:
-        table ([`PredictionTable`]): The predictions, each item read on its own options.
+        table ([`PredictionTable`]): The predictions; rows of unknown label (-1) are left out.
 
     Returns:
-        `dict[str, np.ndarray]`: `probs` `[N, W]`; `labels`, `num_options`, `aleatoric`, `confidence` (of the most
-        probable option) and `correct` (whether that one is right), `[N]` each.
+        `dict[str, np.ndarray]`: `probs` `[N, W]`; `labels`, `num_options`, `aleatoric`, `confidence` (probability of
+        the predicted option) and `correct` (whether it is the label), `[N]` each.
     """
     known = table.labels >= 0
     reading, labels = table.reading("own"), table.labels[known]
@@ -43,13 +46,14 @@ def answer_rows(table: PredictionTable) -> dict[str, np.ndarray]:
         "num_options": reading.num_options[known],
         "aleatoric": reading.aleatoric[known],
         "confidence": probs.max(axis=1),
-        "correct": metrics.is_correct(probs, labels),
+        "correct": classification_metrics.is_correct(probs, labels),
     }
 
 
 def function_of(metric: Metric) -> Callable[..., Any]:
-    """The function in `metrics.py` that computes a metric of the answers."""
-    return getattr(metrics, metric.function or metric.key)
+    """The function that a declared metric of the answers names, e.g. `calibration_metrics.ece`."""
+    module, _, name = metric.function.partition(".")
+    return getattr(importlib.import_module(f"{__package__}.{module}"), name)
 
 
 def evaluate_id(table: PredictionTable) -> dict[str, float]:
@@ -78,7 +82,7 @@ def evaluate_ood(
     id_table: PredictionTable, ood_table: PredictionTable, score: str = "epistemic", slots: str = "train"
 ) -> dict[str, float]:
     """
-    How well one uncertainty tells in-distribution items from out-of-distribution ones.
+    Out-of-distribution detection between two tasks by one uncertainty score.
 
     Args:
         id_table ([`PredictionTable`]):
@@ -86,24 +90,29 @@ def evaluate_ood(
         ood_table ([`PredictionTable`]):
             Predictions of the same model for another task. Labels play no part.
         score (`str`, *optional*, defaults to `"epistemic"`):
-            What ranks the items: `"epistemic"`, `"aleatoric"`, `"entropy"`, `"max_prob"` (1 - max p),
+            Which uncertainty ranks the items: `"epistemic"`, `"aleatoric"`, `"entropy"`, `"max_prob"` (1 - max p),
             `"mutual_information"` (of the Dirichlet distribution or of the members) or `"evidence"` (minus the total
             evidence, alpha0 - K).
         slots (`str`, *optional*, defaults to `"train"`):
-            `"train"` reads both sides on the training letters. `"task"`, the published reading, reads each side on all
-            letters of its own task; its numbers say as much about the number of options as about the model.
+            Which answer letters (or classes) are read. `"train"`: both tables on the letters the model was trained on
+            (the matched reading). `"task"`: each table on all letters of its own task (the published reading), whose
+            values depend on the numbers of options as much as on the model.
 
     Returns:
-        `dict[str, float]`: `auroc`, `aupr`, `aupr_ood` and `fpr95` of [`metrics.ood_scores`], `n_id` and `n_ood`.
+        `dict[str, float]`: `auroc`, `aupr`, `aupr_ood` and `fpr95` of [`ranking_metrics.ood_scores`], `n_id`, `n_ood`.
     """
     sides = ood_uncertainties(id_table, ood_table, score, slots)
-    return {**metrics.ood_scores(*sides), "n_id": len(id_table), "n_ood": len(ood_table)}
+    return {**ranking_metrics.ood_scores(*sides), "n_id": len(id_table), "n_ood": len(ood_table)}
 
 
 def ood_uncertainties(
     id_table: PredictionTable, ood_table: PredictionTable, score: str = "epistemic", slots: str = "train"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The uncertainty of every item of both tables, with the arguments of [`evaluate_ood`]; NaN for broken rows."""
+    """
+    Uncertainties `[N]` and `[M]` of the items of both tables; NaN for rows that hold NaN or Inf.
+
+    The arguments are those of [`evaluate_ood`].
+    """
     if slots not in SLOTS:
         raise UserError(f"slots must be one of {', '.join(SLOTS)}, not {slots!r}.")
     trained = num_letters(id_table, "num_choices")
@@ -128,13 +137,14 @@ def evaluate_tables(
     Args:
         id_table ([`PredictionTable`]): Predictions for the task the model was trained on.
         ood_tables (`dict[str, PredictionTable]`): Predictions for the other tasks, by name.
-        score (`str`, *optional*, defaults to `"epistemic"`): What ranks the items; see [`evaluate_ood`].
+        score (`str`, *optional*, defaults to `"epistemic"`): Which uncertainty ranks the items; see [`evaluate_ood`].
 
     Returns:
         `dict[str, float]`: `id/<metric>` of [`evaluate_id`]; per task `ood/<task>/auroc`, `aupr`, `aupr_ood`, `fpr95`
-        (matched letters), the same with `_published` (each side's own letters), `auroc_max_prob`, `auroc_entropy` and,
-        where the tables allow it, `auroc_mutual_information` (matched), `n`, and where labels are known `accuracy`,
-        `nll`, `brier`, `ece`, `ece_floor`; items by number of options as `id/options/4`.
+        (matched reading), the same with the suffix `_published` (published reading), `auroc_max_prob`,
+        `auroc_entropy` and, for tables with alpha or members, `auroc_mutual_information` (matched reading), `n`, and
+        where labels are known `accuracy`, `nll`, `brier`, `ece`, `ece_floor`; numbers of items by number of options
+        as `id/options/4`.
     """
     results = {f"id/{name}": value for name, value in evaluate_id(id_table).items()}
     results |= {f"id/{name}": value for name, value in _option_counts(id_table).items()}
@@ -143,7 +153,7 @@ def evaluate_tables(
         answers = evaluate_id(table)
         values: dict[str, float] = {}
         for suffix, sides in detection_sides(id_table, table, score).items():
-            areas = metrics.ood_scores(*sides)
+            areas = ranking_metrics.ood_scores(*sides)
             values |= {f"{name}{suffix}": areas[name] for name in detection_keys(suffix)}
         values |= {name: answers[name] for name in shifted if name in answers}
         values["n"] = len(table)
@@ -156,7 +166,7 @@ def evaluate_tables(
 def detection_sides(
     id_table: PredictionTable, ood_table: PredictionTable, score: str = "epistemic"
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """The uncertainties behind each ranking of a results file, by the suffix of its keys."""
+    """Uncertainties `[N]` and `[M]` of both tables for each reading in a results file, by the suffix of its keys."""
     sides = {
         MATCHED: ood_uncertainties(id_table, ood_table, score),
         PUBLISHED: ood_uncertainties(id_table, ood_table, score, slots="task"),
@@ -169,9 +179,9 @@ def detection_sides(
 
 def one_reading(results: Mapping[str, Any]) -> bool:
     """
-    Whether the matched and the published reading coincide throughout, so that showing both would say one thing twice.
+    Whether the matched and the published reading give equal values everywhere, so that only one need be shown.
 
-    So it is where all tasks have as many options as the model was trained on, as image classifiers always do.
+    This is the case where all tasks have as many options as the model was trained on, as for image classifiers.
 
     Args:
         results (`Mapping`): What [`evaluate_tables`] returned or [`load_results`] read.
@@ -183,13 +193,14 @@ def one_reading(results: Mapping[str, Any]) -> bool:
 
 def num_letters(table: PredictionTable, name: str) -> int:
     """
-    A number of letters that the table's `meta` states.
+    A number of answer letters (or classes) from the table's `meta`.
 
     Args:
         table ([`PredictionTable`]): The predictions.
-        name (`str`): `"num_choices"` (what the model was trained on) or `"task_num_choices"` (what its task offers).
+        name (`str`): `"num_choices"` (K, the letters the model was trained on) or `"task_num_choices"` (the most
+            options that an item of its task offers).
     """
-    value: Any = table.meta.get(name)
+    value = table.meta.get(name)
     if isinstance(value, bool) or not isinstance(value, int):
         task = table.meta.get("task", "unknown")
         raise UserError(f"The prediction table of task {task!r} must state {name} in its meta, but says {value!r}.")
@@ -197,17 +208,17 @@ def num_letters(table: PredictionTable, name: str) -> int:
 
 
 def has_spread(table: PredictionTable) -> bool:
-    """Whether the table tells how far apart its plausible answers lie: a Dirichlet distribution, or members."""
+    """Whether mutual information is defined: the table has Dirichlet parameters (`alpha`) or `members`."""
     return table.alpha is not None or table.members is not None
 
 
 def uncertainty(table: PredictionTable, slots: str | int, score: str) -> np.ndarray:
     """
-    One number per item, larger for the less certain; NaN for rows that hold NaN or Inf.
+    One uncertainty per item, `[N]`, larger means more uncertain; NaN for rows that hold NaN or Inf.
 
     Args:
         table ([`PredictionTable`]): The predictions.
-        slots (`str` or `int`): The letters to read, as in [`PredictionTable.reading`].
+        slots (`str` or `int`): Which answer letters are read, as in [`PredictionTable.reading`].
         score (`str`): One of `SCORES`; see [`evaluate_ood`].
     """
     if score not in SCORES:
@@ -218,7 +229,7 @@ def uncertainty(table: PredictionTable, slots: str | int, score: str) -> np.ndar
     if score == "entropy":
         values = entropy(reading.probs)
     elif score == "max_prob":
-        # The mass of the others keeps its resolution where 1 - max p in float32 is 0 for every confident row.
+        # Summing the other options keeps resolution where 1 - max p rounds to 0 in float32.
         probs = reading.probs.astype(np.float64)
         values = probs.sum(axis=1) - probs.max(axis=1)
     elif score == "mutual_information":
@@ -227,7 +238,7 @@ def uncertainty(table: PredictionTable, slots: str | int, score: str) -> np.ndar
         raise UserError(f"The score 'evidence' needs alpha, which the table of {table.meta.get('task')!r} lacks.")
     else:
         values = reading.num_options - reading.alpha.sum(axis=1, dtype=np.float64)
-    # An infinite alpha0 would read as perfectly certain.
+    # An infinite alpha0 would count as perfectly certain.
     return np.where(table.nan_rows, np.nan, values)
 
 

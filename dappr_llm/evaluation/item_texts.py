@@ -1,7 +1,8 @@
 """
-The questions beside a prediction table: `obqa-test.npz` has them in `obqa-test.items.jsonl`, if they are there at all.
+The texts of a table's items, in a JSONL file beside the table: `obqa-test.npz` → `obqa-test.items.jsonl`.
 
-Tables hold ids and numbers only. Reports show the texts where this file exists, and ids where it does not.
+Prediction tables hold ids and numbers only. Reports show questions and options where this file exists, and ids where
+it does not, as for images.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from ..core.files import PathLike, write_text
 
 
 @dataclass(frozen=True)
-class Question:
-    """The words of one item."""
+class ItemText:
+    """Question and options of one item."""
 
     question: str
     options: tuple[str, ...]
 
 
-def questions_path(table_path: PathLike) -> Path:
-    """Where the questions of a table are kept: `x.npz` → `x.items.jsonl`."""
+def item_texts_path(table_path: PathLike) -> Path:
+    """The file with the item texts of a table: `x.npz` → `x.items.jsonl`."""
     return Path(table_path).with_suffix(".items.jsonl")
 
 
-def save_questions(rows: Iterable[Mapping[str, Any]], table_path: PathLike) -> None:
+def save_item_texts(rows: Iterable[Mapping[str, Any]], table_path: PathLike) -> None:
     """
-    Writes the questions of a table beside it, one JSON object per line.
+    Writes the item texts of a table beside it, one JSON object per line.
 
     Args:
         rows (`Iterable[Mapping]`): Items with `id`, `question` and `options`, as [`load_task`] returns them.
@@ -41,12 +42,12 @@ def save_questions(rows: Iterable[Mapping[str, Any]], table_path: PathLike) -> N
         json.dumps({"id": row["id"], "question": row["question"], "options": list(row["options"])}, ensure_ascii=False)
         for row in rows
     )
-    write_text(questions_path(table_path), "".join(line + "\n" for line in lines))
+    write_text(item_texts_path(table_path), "".join(line + "\n" for line in lines))
 
 
-def load_questions(table_path: PathLike) -> dict[str, Question]:
-    """The questions of a table by id; empty if none were kept."""
-    path = questions_path(table_path)
+def load_item_texts(table_path: PathLike) -> dict[str, ItemText]:
+    """The item texts of a table by id; empty if there is no such file."""
+    path = item_texts_path(table_path)
     if not path.is_file():
         return {}
     found = {}
@@ -54,7 +55,7 @@ def load_questions(table_path: PathLike) -> dict[str, Question]:
         for number, line in enumerate(handle, start=1):
             try:
                 row = json.loads(line)
-                found[str(row["id"])] = Question(str(row["question"]), tuple(map(str, row["options"])))
+                found[str(row["id"])] = ItemText(str(row["question"]), tuple(map(str, row["options"])))
             except (ValueError, KeyError, TypeError) as error:
                 raise UserError(f"{path}, line {number}: not an item with id, question, options ({error}).") from None
     return found

@@ -1,8 +1,10 @@
 """
-Every metric once: its key, how tables head and show it, its direction, where it applies and what computes it.
+The declaration of every metric: key, column header, direction, where it is computed, and by which function.
 
-A new metric of the answers is one `Metric` in `METRICS` and one function in `metrics.py`; results files, intervals,
-reports and model cards follow. Imports nothing, so that configurations can ask for a direction.
+To add a metric of the answers, write one function in `classification_metrics.py`, `calibration_metrics.py` or
+`ranking_metrics.py`, and add one `Metric` that names it to `METRICS`. Results files, bootstrap intervals, reports,
+model cards and the choice of the best checkpoint read everything else from this list. This module imports nothing
+slow, so that training arguments can look up a metric's direction.
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Which letters or score ranked the items of a detection metric: suffix of the key → words of the header. The matched
-# and the published reading keep every detection metric, the others AUROC alone.
+# Readings of an OOD detection metric, that is, which answer letters and which score ranked the items: suffix of the
+# key → text in the column header. Results files hold every detection metric in the matched and the published reading
+# (see `evaluators.evaluate_ood`), and AUROC alone in the others.
 MATCHED, PUBLISHED = "", "_published"
 READINGS = {
     MATCHED: "matched",
@@ -25,25 +28,27 @@ READINGS = {
 @dataclass(frozen=True)
 class Metric:
     """
-    What is known about one metric.
+    The declaration of one metric.
 
     Args:
         key (`str`): Last part of its key in a results file.
-        header (`str`): Head of its column.
-        description (`str`): Its name in full, as model cards say it.
-        kind (`str`): How values are shown: `"percent"`, `"plain"` or `"count"`.
-        larger_is_better (`bool`, *optional*): `None` where there is no better.
-        inputs (`tuple[str, ...]`): What its function takes, in order: keys of `evaluators.answer_rows`. Empty for
-            detection metrics, which `metrics.ood_scores` computes together, and for counts.
-        function (`str`): Its function in `metrics.py`, if not called like the key.
-        weighted (`bool`): The function also takes `weights` `[R, N]`, how often each row counts in each of R
-            resamples, and then returns `[R]`. Otherwise the bootstrap calls it once per resample, on repeated rows.
-        hub (`str`, *optional*): The Hub's name of the metric; without one, model cards leave it out.
-        headline (`bool`): Stands in the report's first tables, not in those further down.
-        binned (`bool`): A binned error, which grows in a resample: see `bootstrap.bootstrap`.
-        estimate (`bool`): Whether it has an interval.
-        id, shifted, detection (`bool`): Whether it is computed for answers in distribution, for answers under shift,
-            and for telling out-of-distribution items apart.
+        header (`str`): Header of its column.
+        description (`str`): Full name, shown in model cards.
+        kind (`str`): How values are formatted: `"percent"`, `"plain"` or `"count"`.
+        larger_is_better (`bool`, *optional*): Direction; `None` for quantities that have none, such as counts.
+        function (`str`): `"module.function"` inside `dappr_llm.evaluation`. Empty for detection metrics, which
+            `ranking_metrics.ood_scores` computes together, and for counts.
+        inputs (`tuple[str, ...]`): Positional arguments of that function: keys of `evaluators.answer_rows`.
+        weighted (`bool`): Whether the function also accepts `weights` `[R, N]`, how often each of N rows was drawn in
+            each of R resamples, and then returns `[R]`. Otherwise the bootstrap calls it once per resample, on rows
+            repeated as often as they were drawn.
+        hub (`str`, *optional*): The metric's name on the Hub; model cards list only metrics that have one.
+        headline (`bool`): Whether it is shown in the report's first tables or in the later ones.
+        binned (`bool`): Whether it is a binned calibration error, which resampling biases upwards; see
+            `bootstrap.bootstrap`.
+        estimate (`bool`): Whether it gets a bootstrap interval.
+        id, shifted, detection (`bool`): Whether it is computed for answers in distribution, for answers to
+            out-of-distribution tasks, and for OOD detection.
     """
 
     key: str
@@ -51,8 +56,8 @@ class Metric:
     description: str
     kind: str = "percent"
     larger_is_better: bool | None = True
-    inputs: tuple[str, ...] = ()
     function: str = ""
+    inputs: tuple[str, ...] = ()
     weighted: bool = False
     hub: str | None = None
     headline: bool = True
@@ -65,7 +70,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Column:
-    """A metric in one reading, as a column of a table."""
+    """A metric in one reading, as a column of a table; `reading` is empty where the header need not state it."""
 
     key: str
     metric: Metric
@@ -73,12 +78,12 @@ class Column:
 
     @property
     def kind(self) -> str:
-        """How its values are shown."""
+        """How its values are formatted."""
         return self.metric.kind
 
     @property
     def header(self) -> str:
-        """Metric and reading in one line."""
+        """Header of the column: the metric, followed by the reading if there is one."""
         if not self.reading:
             return self.metric.header
         return f"{self.metric.header}{', ' if ',' in self.metric.header else ' '}{self.reading}"
@@ -90,53 +95,68 @@ _RANKED = ("correct", "aleatoric")
 
 # In the order of the report's columns.
 METRICS = (
-    Metric("accuracy", "accuracy", "Accuracy", inputs=_ANSWERS, hub="accuracy", shifted=True),
-    Metric("macro_f1", "macro F1", "F1 score, unweighted mean over classes", inputs=_ANSWERS, weighted=True, hub="f1"),
     Metric(
-        "nll", "NLL", "Negative log-likelihood", "plain", False, inputs=_ANSWERS, hub="nll", shifted=True
+        "accuracy", "accuracy", "Accuracy", function="classification_metrics.accuracy", inputs=_ANSWERS,
+        hub="accuracy", shifted=True,
     ),
-    Metric("brier", "Brier", "Brier score", "plain", False, inputs=_ANSWERS, hub="brier_score", shifted=True),
     Metric(
-        "ece", "ECE", "Expected calibration error, 15 bins", larger_is_better=False, inputs=_BINS, binned=True,
-        hub="expected_calibration_error", shifted=True,
+        "macro_f1", "macro F1", "F1 score, unweighted mean over classes", function="classification_metrics.macro_f1",
+        inputs=_ANSWERS, weighted=True, hub="f1",
+    ),
+    Metric(
+        "nll", "NLL", "Negative log-likelihood", "plain", False, function="classification_metrics.nll",
+        inputs=_ANSWERS, hub="nll", shifted=True,
+    ),
+    Metric(
+        "brier", "Brier", "Brier score", "plain", False, function="classification_metrics.brier", inputs=_ANSWERS,
+        hub="brier_score", shifted=True,
+    ),
+    Metric(
+        "ece", "ECE", "Expected calibration error, 15 bins", larger_is_better=False,
+        function="calibration_metrics.ece", inputs=_BINS, binned=True, hub="expected_calibration_error", shifted=True,
     ),
     Metric(
         "ece_floor", "ECE floor", "Expected calibration error of a calibrated model of this size",
-        larger_is_better=None, inputs=("confidence",), estimate=False, shifted=True,
+        larger_is_better=None, function="calibration_metrics.ece_floor", inputs=("confidence",), estimate=False,
+        shifted=True,
     ),
     Metric(
         "ece_equal_mass", "ECE equal mass", "Calibration error over 15 bins of equally many items",
-        larger_is_better=False, inputs=_BINS, function="equal_mass_ece", binned=True, headline=False,
+        larger_is_better=False, function="calibration_metrics.equal_mass_ece", inputs=_BINS, binned=True,
+        headline=False,
     ),
     Metric(
         "ece_classwise", "ECE classwise", "Calibration error of each option's probability, mean over options",
-        larger_is_better=False, inputs=(*_ANSWERS, "num_options"), function="classwise_ece", binned=True,
-        headline=False,
+        larger_is_better=False, function="calibration_metrics.classwise_ece", inputs=(*_ANSWERS, "num_options"),
+        binned=True, headline=False,
     ),
     Metric(
-        "mce", "MCE", "Largest calibration gap of a bin", larger_is_better=False, inputs=_BINS, binned=True,
-        headline=False,
+        "mce", "MCE", "Largest calibration gap of a bin", larger_is_better=False, function="calibration_metrics.mce",
+        inputs=_BINS, binned=True, headline=False,
     ),
     Metric(
         "conf_auroc", "conf. AUROC", "AUROC of right against wrong answers by aleatoric uncertainty",
-        inputs=_RANKED, function="confidence_auroc",
+        function="ranking_metrics.confidence_auroc", inputs=_RANKED,
     ),
     Metric(
         "conf_aupr", "conf. AUPR", "AUPR of right against wrong answers by aleatoric uncertainty",
-        inputs=_RANKED, function="confidence_aupr", hub="average_precision",
+        function="ranking_metrics.confidence_aupr", inputs=_RANKED, hub="average_precision",
     ),
-    Metric("aurc", "AURC", "Area under the risk-coverage curve", "plain", False, inputs=_RANKED),
+    Metric(
+        "aurc", "AURC", "Area under the risk-coverage curve", "plain", False, function="ranking_metrics.aurc",
+        inputs=_RANKED,
+    ),
     Metric(
         "excess_aurc", "excess AURC", "Area under the risk-coverage curve above that of a perfect ranking",
-        "plain", False, inputs=_RANKED, headline=False,
+        "plain", False, function="ranking_metrics.excess_aurc", inputs=_RANKED, headline=False,
     ),
     Metric(
-        "risk_at_coverage_80", "risk at 80 % coverage", "Share of wrong answers among the surest 80 %",
-        larger_is_better=False, inputs=_RANKED, function="risk_at_coverage", headline=False,
+        "risk_at_coverage_80", "risk at 80 % coverage", "Share of wrong answers among the least uncertain 80 %",
+        larger_is_better=False, function="ranking_metrics.risk_at_coverage", inputs=_RANKED, headline=False,
     ),
     Metric(
         "coverage_at_risk_5", "coverage at 5 % risk", "Largest share answered with at most 5 % wrong",
-        inputs=_RANKED, function="coverage_at_risk", headline=False,
+        function="ranking_metrics.coverage_at_risk", inputs=_RANKED, headline=False,
     ),
     Metric(
         "auroc", "AUROC", "AUROC of in- against out-of-distribution items by epistemic uncertainty",
@@ -158,14 +178,22 @@ METRICS = (
 )  # fmt: skip
 
 BY_KEY = {metric.key: metric for metric in METRICS}
-ANSWERS = tuple(metric for metric in METRICS if metric.inputs)
+ANSWERS = tuple(metric for metric in METRICS if metric.function)
 SHIFTED = tuple(metric for metric in ANSWERS if metric.shifted)
 DETECTION = tuple(metric for metric in METRICS if metric.detection)
 LOWER_IS_BETTER = frozenset(metric.key for metric in METRICS if metric.larger_is_better is False)
 
 
 def find(key: str) -> tuple[Metric, str] | None:
-    """The metric of a results file's key and the suffix of its reading; `None` for counts by number of options."""
+    """
+    The metric and the reading's suffix behind a key of a results file.
+
+    Args:
+        key (`str`): Such as `"id/accuracy"` or `"ood/csqa/auroc_published"`.
+
+    Returns:
+        `tuple[Metric, str]`, or `None` for keys that are no declared metric, such as `"id/options/4"`.
+    """
     name = key.rpartition("/")[2]
     if name in BY_KEY:
         return BY_KEY[name], MATCHED
@@ -176,19 +204,19 @@ def find(key: str) -> tuple[Metric, str] | None:
 
 
 def is_binned(key: str) -> bool:
-    """Whether a results file's key is a binned error."""
+    """Whether a key of a results file belongs to a binned calibration error."""
     found = find(key)
     return found is not None and found[0].binned
 
 
 def columns(keys: Sequence[str], one_reading: bool = False) -> list[Column]:
     """
-    The columns of some metrics, in the order given.
+    Columns for the given metrics, in the given order.
 
     Args:
-        keys (`Sequence[str]`): Last parts of keys, with the suffix of a reading.
-        one_reading (`bool`, *optional*, defaults to `False`): Where the matched and the published reading coincide:
-            leave the published one out, and do not say of the other that it is matched.
+        keys (`Sequence[str]`): Last parts of result keys, including the suffix of a reading.
+        one_reading (`bool`, *optional*, defaults to `False`): The matched and the published reading coincide: leave
+            out the columns of the published one, and the word "matched" in the headers of the other.
     """
     made = []
     for key in keys:
@@ -198,24 +226,24 @@ def columns(keys: Sequence[str], one_reading: bool = False) -> list[Column]:
         metric, suffix = found
         if one_reading and suffix == PUBLISHED:
             continue
-        # Tables below the headline read matched letters unless a header says otherwise.
+        # In tables below the headline, a header without a reading means the matched one.
         unsaid = suffix == MATCHED and (one_reading or not metric.headline)
         made.append(Column(key, metric, READINGS[suffix] if metric.detection and not unsaid else ""))
     return made
 
 
 def answer_columns(headline: bool) -> list[Column]:
-    """Columns for answers in distribution: of the headline, or those further down."""
+    """Columns for answers in distribution: the headline metrics, or all others."""
     return columns([metric.key for metric in METRICS if metric.id and metric.headline is headline])
 
 
 def shift_columns() -> list[Column]:
-    """Columns for answers under shift."""
+    """Columns for answers to out-of-distribution tasks."""
     return columns([metric.key for metric in SHIFTED])
 
 
 def detection_columns(headline: bool, one_reading: bool = False) -> list[Column]:
-    """Columns for detection: headline metrics in both readings; the others, and AUROC by further scores."""
+    """Columns for OOD detection: headline metrics in both readings, or the others and AUROC by further scores."""
     keys = [m.key + suffix for m in DETECTION if m.headline is headline for suffix in (MATCHED, PUBLISHED)]
     if not headline:
         keys += [f"auroc{suffix}" for suffix in READINGS if suffix not in (MATCHED, PUBLISHED)]
@@ -223,5 +251,5 @@ def detection_columns(headline: bool, one_reading: bool = False) -> list[Column]
 
 
 def detection_keys(suffix: str) -> tuple[str, ...]:
-    """The detection metrics that a results file keeps of a reading."""
+    """The detection metrics that a results file holds in the reading with this suffix."""
     return tuple(metric.key for metric in DETECTION) if suffix in (MATCHED, PUBLISHED) else ("auroc",)

@@ -1,7 +1,7 @@
 """
-The paper's analyses from prediction tables: what the figures and tables of `scripts/` are made of. No torch.
+The paper's analyses, computed from prediction tables without torch; `scripts/plot_*.py` draws and prints them.
 
-A sweep's folder holds runs `ROW/seedN`, which [`find_runs`] reads; every figure starts from the tables in them.
+A sweep's folder holds runs `ROW/seedN`; [`find_runs`] reads them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from ..core.errors import UserError
 from ..core.files import PathLike
-from . import metrics
+from . import calibration_metrics, classification_metrics
 from .bootstrap import Summary, over_seeds
 from .evaluators import evaluate_id, evaluate_ood
 from .prediction_table import PredictionTable
@@ -22,17 +22,20 @@ from .runs import Run
 
 
 def grouped(values: Sequence[tuple[float, float]]) -> dict[float, Summary]:
-    """Values by their position on an axis, summed up over seeds, in order."""
+    """`(x, value)` pairs of several seeds → mean and spread of the values at each x, in ascending order of x."""
     positions = sorted({position for position, _ in values})
     return {p: over_seeds([value for position, value in values if position == p]) for p in positions}
 
 
 def lambda_curves(runs: Sequence[Run]) -> dict[str, dict[float, Summary]]:
     """
-    Accuracy, confidence AUPR and mean OOD AUPR against the coefficient of the regulariser.
+    Accuracy, confidence AUPR and mean OOD AUPR against the coefficient λ of the regulariser.
 
     Args:
-        runs (`Sequence[Run]`): Runs that differ in `method.reg_weight`; without a regulariser it is 0.
+        runs (`Sequence[Run]`): Runs that differ in `method.reg_weight`; `regulariser: none` counts as λ = 0.
+
+    Returns:
+        `dict[str, dict[float, Summary]]`: By metric and λ.
     """
     found: dict[str, list[tuple[float, float]]] = {"accuracy": [], "conf. AUPR": [], "OOD AUPR": []}
     for run in runs:
@@ -48,10 +51,13 @@ def lambda_curves(runs: Sequence[Run]) -> dict[str, dict[float, Summary]]:
 
 def size_curves(runs: Sequence[Run]) -> dict[str, dict[float, Summary]]:
     """
-    Mean epistemic uncertainty on the test rows against the number of training rows, by method.
+    Mean epistemic uncertainty on the ID test split against the number of training rows.
 
     Args:
         runs (`Sequence[Run]`): Runs that differ in `data.max_train_samples`.
+
+    Returns:
+        `dict[str, dict[float, Summary]]`: By method and number of rows.
     """
     found: dict[str, list[tuple[float, float]]] = {}
     for run in runs:
@@ -64,17 +70,17 @@ def size_curves(runs: Sequence[Run]) -> dict[str, dict[float, Summary]]:
 
 
 def falls(curve: Mapping[float, Summary]) -> bool:
-    """Whether the means of a curve fall from each point to the next."""
+    """Whether the means of a curve are strictly decreasing."""
     means = [curve[position].mean for position in sorted(curve)]
     return all(after < before for before, after in zip(means, means[1:], strict=False))
 
 
 def normalised_evidence(tables: Mapping[str, PredictionTable]) -> dict[str, np.ndarray]:
     """
-    Total evidence alpha0 of several tables of one model, scaled to [0, 1] over all of them together.
+    Total evidence alpha0 of several tables of one model, min-max scaled to [0, 1] over all tables jointly.
 
     Args:
-        tables (`Mapping[str, PredictionTable]`): By name; every one must have alpha.
+        tables (`Mapping[str, PredictionTable]`): By name; all must have alpha.
     """
     totals = {}
     for name, table in tables.items():
@@ -88,15 +94,16 @@ def normalised_evidence(tables: Mapping[str, PredictionTable]) -> dict[str, np.n
 
 def shift_table(id_table: PredictionTable, shifted: Mapping[str, PredictionTable]) -> dict[int, dict[str, float]]:
     """
-    CIFAR-10-C by severity: figures of each corruption, averaged over corruptions.
+    CIFAR-10-C metrics by severity, averaged over corruptions.
 
     Args:
-        id_table (`PredictionTable`): The clean test rows, the positives.
-        shifted (`Mapping[str, PredictionTable]`): Tables by task name, which ends in `_<severity>`.
+        id_table (`PredictionTable`): Predictions for the clean test split, the positives.
+        shifted (`Mapping[str, PredictionTable]`): Predictions for the corrupted test splits, by task name, which ends
+            in `_<severity>`.
 
     Returns:
         `dict[int, dict[str, float]]`: By severity: `aupr` and `auroc` of clean against corrupted rows by *aleatoric*
-        uncertainty, as the paper has it, `aupr_epistemic`, `accuracy`, and `corruptions`, how many were averaged.
+        uncertainty, as in the paper, `aupr_epistemic`, `accuracy`, and `corruptions`, the number averaged over.
     """
     by_severity: dict[int, list[dict[str, float]]] = {}
     for name, table in shifted.items():
@@ -122,7 +129,7 @@ def shift_table(id_table: PredictionTable, shifted: Mapping[str, PredictionTable
 
 
 def render_shift(rows: Mapping[str, Mapping[int, Mapping[str, float]]], key: str = "aupr") -> str:
-    """A Markdown table in percent: methods down, severities across."""
+    """One metric of [`shift_table`] as a Markdown table in percent: a row per method, a column per severity."""
     severities = sorted({severity for row in rows.values() for severity in row})
     cells = [
         [name, *(f"{100 * row[s][key]:.2f}" if s in row else "–" for s in severities)] for name, row in rows.items()
@@ -141,9 +148,9 @@ def plot_curves(
 
     Args:
         curves (`Mapping`): From `lambda_curves` or `size_curves`.
-        path (`str` or `Path`): The file.
-        xlabel, ylabel (`str`): Axes.
-        log (`bool`, *optional*, defaults to `True`): Logarithmic in x; a point at 0 stands at the left end.
+        path (`str` or `Path`): The PNG file to write.
+        xlabel, ylabel (`str`): Labels of the axes.
+        log (`bool`, *optional*, defaults to `True`): Logarithmic x axis; x = 0 is drawn at the left end.
     """
     figure = new_figure(5.0, 3.4)
     axes = figure.subplots()
@@ -158,7 +165,7 @@ def plot_curves(
         axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
     if log:
         axes.set_xscale("log")
-        # A tick at every point: matplotlib's own run into each other within a decade or two.
+        # Ticks at the data points: matplotlib's default minor labels overlap within one or two decades.
         ticks = sorted({position for curve in curves.values() for position in curve if position > 0})
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.minorticks_off()
@@ -169,11 +176,11 @@ def plot_curves(
 
 def plot_evidence(panels: Mapping[str, Mapping[str, PredictionTable]], path: PathLike) -> None:
     """
-    Histograms of normalised alpha0 in and out of distribution (PNG), a panel per method.
+    Histograms of normalised alpha0 in and out of distribution (PNG), one panel per method.
 
     Args:
-        panels (`Mapping`): By method: tables by task, the ID one first.
-        path (`str` or `Path`): The file.
+        panels (`Mapping`): Tables by method and task, the ID task first.
+        path (`str` or `Path`): The PNG file to write.
     """
     figure = new_figure(3.4 * len(panels), 2.9)
     edges = np.linspace(0, 1, 41)
@@ -191,11 +198,11 @@ def plot_evidence(panels: Mapping[str, Mapping[str, PredictionTable]], path: Pat
 
 def plot_reliabilities(tables: Mapping[str, Sequence[PredictionTable]], path: PathLike) -> None:
     """
-    Reliability curves of several methods in one diagram (PNG), over the 15 bins of the ECE, seeds pooled.
+    Reliability curves of several methods in one diagram (PNG), over the 15 bins of the ECE, rows of all seeds pooled.
 
     Args:
-        tables (`Mapping`): By method: in-distribution tables, one per seed.
-        path (`str` or `Path`): The file.
+        tables (`Mapping`): By method: ID tables, one per seed.
+        path (`str` or `Path`): The PNG file to write.
     """
     figure = new_figure(4.4, 4.2)
     axes = figure.subplots()
@@ -203,10 +210,10 @@ def plot_reliabilities(tables: Mapping[str, Sequence[PredictionTable]], path: Pa
     for number, (name, found) in enumerate(tables.items()):
         probs = np.concatenate([table.reading("own").probs[table.labels >= 0] for table in found])
         labels = np.concatenate([table.labels[table.labels >= 0] for table in found])
-        confidence, correct = probs.max(axis=1), metrics.is_correct(probs, labels)
-        count, mean, accuracy = metrics.reliability_bins(confidence, correct)
+        confidence, correct = probs.max(axis=1), classification_metrics.is_correct(probs, labels)
+        count, mean, accuracy = calibration_metrics.reliability_bins(confidence, correct)
         full = count > 0
-        label = f"{name} (ECE {100 * metrics.ece(confidence, correct):.2f} %)"
+        label = f"{name} (ECE {100 * calibration_metrics.ece(confidence, correct):.2f} %)"
         colour, style = COLOURS[number % 7], STYLES[number % 4]
         axes.plot(mean[full], accuracy[full], color=colour, linestyle=style, marker="o", markersize=3, label=label)
     axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.01))

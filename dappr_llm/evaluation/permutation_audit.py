@@ -1,8 +1,9 @@
 """
-Option-permutation audit: every question is asked once per rotation of its options.
+Option-permutation audit: every question is predicted once per cyclic rotation of its options.
 
-A model that understands gives the same words whatever letter stands before them. In all rotations together every
-option has stood at every letter, so a letter that is chosen more often than the others is chosen for its place.
+A model without positional bias chooses the same option whichever letter it stands behind. Over all rotations every
+option stands behind every letter equally often, so a letter that is predicted more often than the others shows
+positional bias.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from .results import Intervals, save_results
 
 TABLE, RESULTS = "audit.npz", "audit.json"
 _MARK = "@"
-_CHUNK = 2_000_000  # questions times resamples held at a time
+_CHUNK = 2_000_000  # questions times resamples per chunk, which bounds memory
 
+# Lines of the printed summary: text, key, whether the value is shown in percent.
 _ROWS = (
     ("answer changes with the rotation", "flip_rate", True),
     ("rotated questions answered otherwise", "switch_rate", True),
@@ -64,20 +66,21 @@ def evaluate_audit(
     table: PredictionTable, resamples: int = RESAMPLES, seed: int = 0, level: float = LEVEL
 ) -> tuple[dict[str, float], Intervals]:
     """
-    What an audit's table says, with bootstrap intervals over questions (never over rotations, which belong together).
+    Metrics of an audit, with bootstrap intervals over questions; the rotations of a question are resampled together.
 
     Args:
         table ([`PredictionTable`]): Predictions for [`rotated`] items.
         resamples, seed, level: As in [`bootstrap`]; no intervals with 0 resamples.
 
     Returns:
-        `tuple`: Results and intervals by key: `flip_rate` (questions whose chosen words differ between rotations),
-        `switch_rate` (rotated questions answered otherwise than the original), `position_bias` (half the summed
-        distance of the letters' shares from equal ones), `accuracy` (mean over rotations), `accuracy_original`,
-        `accuracy_averaged` (probabilities averaged over rotations), `accuracy_all` (right in every rotation),
-        `epistemic` (mean over rotations), `epistemic_original`, `epistemic_spread` (standard deviation within a
-        question); per number of options K and letter `chosen/K/A` (how often it is chosen) and `recall/K/A` (accuracy
-        when the right option stands there); counts `n`, `n_unlabelled`, `options/K`.
+        `tuple`: Results and intervals by key: `flip_rate` (share of questions whose predicted option differs between
+        rotations), `switch_rate` (share of rotations with another predicted option than the original order),
+        `position_bias` (total variation distance between the predicted letters and the uniform distribution),
+        `accuracy` (mean over rotations), `accuracy_original` (original order), `accuracy_averaged` (of the
+        probabilities averaged over rotations), `accuracy_all` (correct in every rotation), `epistemic` (mean over
+        rotations), `epistemic_original`, `epistemic_spread` (mean standard deviation within a question); per number
+        of options K and letter `chosen/K/A` (how often it is predicted) and `recall/K/A` (accuracy when the correct
+        option stands there); counts `n`, `n_unlabelled`, `options/K`.
     """
     ratios, counts = _per_item(table)
     items = len(next(iter(ratios.values()))[0])
@@ -100,7 +103,9 @@ def evaluate_audit(
         sizes = [min(step, resamples - start) for start in range(0, resamples, step)]
         parts = [read(draw_weights(stream, items, size)) for size in sizes]
         drawn = {key: np.concatenate([part[key] for part in parts]) for key in results}
-        drawn["position_bias"] += results["position_bias"] - drawn["position_bias"].mean()  # chance alone raises it
+        drawn["position_bias"] += (
+            results["position_bias"] - drawn["position_bias"].mean()
+        )  # resampling biases it upwards
         ends = (1 - level) / 2, (1 + level) / 2
         for key, value in drawn.items():
             value = value[np.isfinite(value)]
@@ -112,7 +117,13 @@ def evaluate_audit(
 
 
 def _per_item(table: PredictionTable) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], dict[int, int]]:
-    """Every figure as a ratio of sums over questions: numerator and denominator `[I]` by key, and items by K."""
+    """
+    Every metric as a ratio of sums over the I questions.
+
+    Returns:
+        `tuple`: Numerators and denominators per question, `[I]` each, by key; and the number of questions by number
+        of options.
+    """
     order, starts, options = _grouped(table)
     reading = table.reading("own")
     probs, epistemic = np.nan_to_num(reading.probs[order]), reading.epistemic[order].astype(np.float64)
@@ -120,14 +131,14 @@ def _per_item(table: PredictionTable) -> tuple[dict[str, tuple[np.ndarray, np.nd
     k = np.repeat(options, options)
     item = np.repeat(np.arange(len(options)), options)
     position = probs.argmax(axis=1)
-    words = (position + shift) % k  # the chosen option in the order the question gives
+    option = (position + shift) % k  # the predicted option, as an index into the original order
     label = table.labels[order]
     ones, many = np.ones(len(options)), options.astype(np.float64)
 
     def per_item(values: np.ndarray) -> np.ndarray:
         return np.add.reduceat(values.astype(np.float64), starts)
 
-    other = words != words[starts][item]
+    other = option != option[starts][item]
     spread = per_item(epistemic**2) / many - (per_item(epistemic) / many) ** 2
     ratios = {
         "flip_rate": (per_item(other) > 0, ones),
@@ -160,7 +171,7 @@ def _per_item(table: PredictionTable) -> tuple[dict[str, tuple[np.ndarray, np.nd
 
 
 def _grouped(table: PredictionTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Row order (question by question, rotation 0 first), where each question starts, and its number of options."""
+    """Row order `[N]` by question and rotation; first row `[I]` and number of options `[I]` of each question."""
     groups: dict[str, list[tuple[int, int]]] = {}
     for row, name in enumerate(table.ids.tolist()):
         item, mark, shift = name.rpartition(_MARK)
@@ -180,7 +191,7 @@ def _grouped(table: PredictionTable) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def render_audit(results: Mapping[str, float], intervals: Intervals, title: str = "") -> str:
-    """An audit's results as plain text for the terminal."""
+    """Results of an audit as plain text for the terminal."""
     lines = [title] if title else []
     lines.append(f"{'':44}{'':>9}  95 %")
     for label, key, percent in _ROWS:
@@ -207,7 +218,15 @@ def render_audit(results: Mapping[str, float], intervals: Intervals, title: str 
 def save_audit(
     results: Mapping[str, float], intervals: Intervals, table: PredictionTable, folder: Path, resamples: int
 ) -> None:
-    """Write an audit's `audit.json`, with the layout of a results file; the arguments are those of the audit."""
+    """
+    Write `audit.json`, in the format of a results file.
+
+    Args:
+        results, intervals: From [`evaluate_audit`].
+        table ([`PredictionTable`]): The audit's predictions; its meta data are copied.
+        folder (`Path`): Where to write.
+        resamples (`int`): Number of resamples of the intervals.
+    """
     meta = {key: table.meta.get(key) for key in ("task", "split", "method", "options", "seed", "checkpoint")}
     meta["intervals"] = {"kind": "bootstrap", "level": LEVEL, "resamples": resamples, "seed": 0}
     save_results(results, {**meta, "versions": checkpoint.versions()}, folder / RESULTS, intervals)

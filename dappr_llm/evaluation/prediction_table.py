@@ -1,26 +1,29 @@
-"""Prediction tables: what a model said about every item, in numpy, so that evaluation needs neither torch nor a GPU.
+"""Prediction tables: a model's outputs for every item of a task, as numpy arrays; evaluation needs no torch.
 
-A table reads the widest set of answer letters once. Any narrower reading is a slice of it: a column slice of `alpha`
-(Dirichlet methods), or a renormalised slice of the members' or the model's probabilities.
+An item offers `num_options` options, which stand behind the first answer letters A, B, C, …; for images the classes
+take the place of letters. The model's outputs are stored once over `width` W letters: the larger of the K letters it
+was trained on and the most options of any item of the task. A *reading* restricts them to fewer letters ("slots"):
+columns of `alpha` for Dirichlet methods, renormalised columns of the probabilities (of each member) for the others.
 """
 
 from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ..core.errors import UserError
 from ..core.files import PathLike, atomic_write
 
 _REQUIRED = ("ids", "labels", "num_options", "probs", "aleatoric", "epistemic", "meta")
 _ARRAYS = (*_REQUIRED, "alpha", "members")
-# Tables that differ in one of these answer different questions; their mean would mean nothing.
+# Meta data in which all members of an ensemble must agree.
 _SHARED_META = ("task", "split", "num_choices", "task_num_choices", "letters", "epistemic_scale")
 
 
@@ -32,13 +35,13 @@ def entropy(probs: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Reading:
-    """A table read on a chosen set of answer letters; the letters outside it have probability (and alpha) 0."""
+    """A table restricted to some of its W answer letters; all others have probability (and alpha) 0."""
 
     probs: np.ndarray  # [N, W]
     alpha: np.ndarray | None  # [N, W]
     aleatoric: np.ndarray  # [N]
     epistemic: np.ndarray  # [N]
-    num_options: np.ndarray  # [N], how many letters were read
+    num_options: np.ndarray  # [N], the number of letters read
 
 
 @dataclass(eq=False)
@@ -50,16 +53,17 @@ class PredictionTable:
         ids (`np.ndarray` of shape `[N]`): Unique item names.
         labels (`np.ndarray` of shape `[N]`): Correct options; -1 means unknown.
         num_options (`np.ndarray` of shape `[N]`): How many options each item itself offers, between 2 and W.
-        probs (`np.ndarray` of shape `[N, W]`): Probabilities over the W widest letters read; rows sum to 1.
-        aleatoric (`np.ndarray` of shape `[N]`): Aleatoric uncertainty, read on each item's own options.
-        epistemic (`np.ndarray` of shape `[N]`): Epistemic uncertainty, read on each item's own options.
+        probs (`np.ndarray` of shape `[N, W]`): Probabilities over all W letters; rows sum to 1.
+        aleatoric (`np.ndarray` of shape `[N]`): Aleatoric uncertainty over each item's own options.
+        epistemic (`np.ndarray` of shape `[N]`): Epistemic uncertainty over each item's own options.
         alpha (`np.ndarray` of shape `[N, W]`, *optional*): Dirichlet parameters, for methods that have them.
-        members (`np.ndarray` of shape `[M, N, W]`, *optional*): Probabilities of each stochastic pass or member.
+        members (`np.ndarray` of shape `[M, N, W]`, *optional*): Probabilities of M stochastic passes or members.
         meta (`dict`, *optional*):
-            JSON-able facts: `task`, `split`, `method`, `checkpoint`, `seed`, `num_choices` (the training K),
-            `task_num_choices`, `letters`, `versions`, ... `epistemic_scale` (default 1.0) multiplies K/alpha0.
+            JSON-serialisable meta data: `task`, `split`, `method`, `checkpoint`, `seed`, `num_choices` (K, the letters
+            the model was trained on), `task_num_choices` (the most options of an item of the task), `letters`,
+            `versions`, ... `epistemic_scale` (default 1.0) multiplies K/alpha0.
         allow_nan (`bool`, *optional*, defaults to `False`):
-            Accept rows with NaN or Inf, which evaluation ranks as most uncertain. It is not stored in the file.
+            Accept rows with NaN or Inf, which evaluation ranks as most uncertain. Not stored in the file.
     """
 
     ids: np.ndarray
@@ -80,7 +84,7 @@ class PredictionTable:
                 setattr(self, name, _as_numbers(name, getattr(self, name)))
         if not isinstance(self.meta, dict):
             raise UserError(f"meta must be a JSON object, not {type(self.meta).__name__}.")
-        # Through JSON once, so that a table in memory equals the same table read back from disk.
+        # A JSON round trip, so that a table in memory equals the same table loaded from disk.
         self.meta = json.loads(json.dumps(self.meta))
         self.validate()
 
@@ -100,10 +104,10 @@ class PredictionTable:
         allow_nan: bool = False,
     ) -> PredictionTable:
         """
-        Builds a table and fills in what was not given.
+        Builds a table and derives the arrays that are not given.
 
         The arguments are those of [`PredictionTable`]. `probs` defaults to alpha/alpha0 or to the mean of the members,
-        `labels` to unknown, `num_options` to W, and the uncertainties to those of [`~PredictionTable.reading`].
+        `labels` to -1 (unknown), `num_options` to W, and the uncertainties to those of [`~PredictionTable.reading`].
         """
         if probs is None and alpha is not None:
             probs = np.asarray(alpha, dtype=np.float64)
@@ -136,12 +140,12 @@ class PredictionTable:
 
     @property
     def width(self) -> int:
-        """W, the number of letters or classes read."""
+        """W, the number of answer letters or classes stored."""
         return self.probs.shape[1]
 
     @property
     def nan_rows(self) -> np.ndarray:
-        """Mask of the rows that hold a NaN or an infinite number."""
+        """Mask `[N]` of the rows that hold NaN or Inf in any array."""
         bad = ~(np.isfinite(self.aleatoric) & np.isfinite(self.epistemic) & np.isfinite(self.probs).all(axis=1))
         if self.alpha is not None:
             bad |= ~np.isfinite(self.alpha).all(axis=1)
@@ -150,7 +154,7 @@ class PredictionTable:
         return bad
 
     def validate(self) -> None:
-        """Checks that the arrays agree with each other, and raises a `UserError` that names what does not."""
+        """Checks shapes and values of all arrays; a `UserError` names the first defect."""
         self._validate_shapes()
         unique, first = np.unique(self.ids, return_index=True)
         if len(unique) < len(self):
@@ -187,18 +191,18 @@ class PredictionTable:
 
     def reading(self, slots: str | int = "own") -> Reading:
         """
-        Reads the table on a set of answer letters.
+        Restricts the table to some of its answer letters.
 
         Args:
             slots (`str` or `int`, *optional*, defaults to `"own"`):
-                `"own"` reads each item on its own options; an integer k reads every item on the first k letters, even
-                where it offers more or fewer.
+                `"own"`: the `num_options` letters of each item. An integer k: the first k letters for every item,
+                whether it offers more or fewer options.
 
         Returns:
             [`Reading`]: With alpha: p = alpha/alpha0, aleatoric 1 - max p, epistemic `epistemic_scale` * k/alpha0.
             With members: their mean p, aleatoric 1 - max p, epistemic the mutual information. Otherwise: aleatoric
-            1 - max p, epistemic the entropy. Uncertainties that the table stores are returned where the reading is
-            the stored one, so that a method's own definition is kept.
+            1 - max p, epistemic the entropy. Where the letters read are each item's own, the stored uncertainties are
+            returned, so that a method's own definition is kept.
         """
         counts = self.num_options
         if slots != "own":
@@ -207,19 +211,20 @@ class PredictionTable:
             counts = np.full(len(self), slots, dtype=np.int64)
         derived = self._derive(counts)
         same = np.array_equal(counts, self.num_options)
-        # Adding NaN marks a broken row in every number; an infinite alpha0 would read as perfectly certain.
-        broken = np.where(self.nan_rows, np.float32("nan"), np.float32(0))
+        # Adding NaN marks every value of an invalid row; an infinite alpha0 would count as perfectly certain.
+        invalid = np.where(self.nan_rows, np.float32("nan"), np.float32(0))
         return Reading(
-            probs=(self.probs if (counts == self.width).all() else derived.probs) + broken[:, None],
+            probs=(self.probs if (counts == self.width).all() else derived.probs) + invalid[:, None],
             alpha=derived.alpha,
-            aleatoric=(self.aleatoric if same else derived.aleatoric) + broken,
-            epistemic=(self.epistemic if same else derived.epistemic) + broken,
+            aleatoric=(self.aleatoric if same else derived.aleatoric) + invalid,
+            epistemic=(self.epistemic if same else derived.epistemic) + invalid,
             num_options=counts,
         )
 
     @np.errstate(invalid="ignore")
     def _derive(self, counts: np.ndarray) -> Reading:
-        # float64 throughout: 1 - max p keeps its resolution where a float32 max p would already round to 1.
+        """The reading of each row on its first `counts` `[N]` letters, computed from alpha, members or probs."""
+        # float64 throughout: 1 - max p keeps its resolution where a float32 max p rounds to 1.
         keep = np.arange(self.width) < counts[:, None]  # [N, W]
         alpha = None
         if self.alpha is not None:
@@ -252,7 +257,7 @@ class PredictionTable:
         return PredictionTable(**arrays, allow_nan=self.allow_nan)
 
     def save(self, path: PathLike) -> None:
-        """Writes the table to one `.npz` file, readable with numpy alone and without pickle."""
+        """Writes the table to one `.npz` file, which numpy can read without pickle."""
         arrays = {name: getattr(self, name) for name in _ARRAYS if getattr(self, name) is not None}
         arrays["meta"] = np.array(json.dumps(self.meta))
         with atomic_write(path) as handle:
@@ -264,7 +269,7 @@ class PredictionTable:
         if not Path(path).is_file():
             raise UserError(f"There is no prediction table at {path}.")
         try:
-            # Asked first: numpy would take anything else for a pickle and advise to load it unsafely.
+            # Checked first: numpy would treat any other file as a pickle and suggest to load it unsafely.
             if not zipfile.is_zipfile(path):
                 raise UserError("it is not a complete .npz archive")
             with open(path, "rb") as handle, np.load(handle, allow_pickle=False) as archive:
@@ -274,7 +279,7 @@ class PredictionTable:
                 raise UserError(f"it holds no array named {', '.join(missing)}")
             arrays["meta"] = json.loads(str(arrays["meta"]))
             return cls(**arrays, allow_nan=allow_nan)
-        # A damaged archive can fail anywhere in zipfile, zlib, numpy's header parser or json, each in its own way.
+        # A damaged archive can raise different exceptions from zipfile, zlib, numpy's header parser and json.
         except Exception as error:
             reason = str(error).rstrip(".") or type(error).__name__
             raise UserError(f"{path} is not a readable prediction table: {reason}.") from error
@@ -298,7 +303,7 @@ class PredictionTable:
             pq.write_table(table.replace_schema_metadata({"meta": json.dumps(self.meta)}), handle)
 
 
-def _as_numbers(name: str, values: Any) -> np.ndarray:
+def _as_numbers(name: str, values: ArrayLike) -> np.ndarray:
     array, integers = np.asarray(values), name in ("labels", "num_options")
     # A silent cast would turn the label 0.9 into 0.
     if array.size and array.dtype.kind not in ("iu" if integers else "fiu"):
@@ -311,24 +316,30 @@ def _not_probabilities(probs: np.ndarray) -> np.ndarray:
 
 
 def renormalise(probs: np.ndarray, keep: np.ndarray) -> np.ndarray:
-    """Probabilities `[..., N, W]` over the letters that `keep` `[N, W]` marks, in float64."""
+    """Probabilities `[..., N, W]`, renormalised over the letters in the mask `keep` `[N, W]`, in float64."""
     kept = np.where(keep, probs.astype(np.float64), 0.0)
-    # A float32 softmax can underflow to 0 on every letter kept; the model then says nothing about them.
+    # A float32 softmax can underflow to 0 on all letters kept; they then get equal probabilities.
     kept = np.where(kept.sum(axis=-1, keepdims=True) == 0, keep, kept)
     return kept / kept.sum(axis=-1, keepdims=True)
 
 
+def id_and_ood(tables: Mapping[str, PredictionTable]) -> tuple[PredictionTable, dict[str, PredictionTable]]:
+    """Splits tables by task, of which the first is in distribution, into the ID table and the OOD tables by task."""
+    (_, id_table), *ood = tables.items()
+    return id_table, dict(ood)
+
+
 def combine(tables: Sequence[PredictionTable]) -> PredictionTable:
     """
-    Combines the tables of M models into the table of their ensemble.
+    The prediction table of an ensemble of M models.
 
     Args:
         tables (`Sequence[PredictionTable]`): One table per model, of the same items in the same order; the
-            first difference is a `UserError`.
+            first difference raises a `UserError`.
 
     Returns:
         [`PredictionTable`]: With the mean alpha if every table has alpha; otherwise with all members stacked, their
-        mean probabilities and their mutual information. Facts of `meta` that differ become lists.
+        mean probabilities and their mutual information. Entries of `meta` that differ become lists.
     """
     if not tables:
         raise UserError("An ensemble needs at least one prediction table.")

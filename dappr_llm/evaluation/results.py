@@ -21,12 +21,12 @@ Intervals = dict[str, tuple[float, float]]
 @dataclass(frozen=True)
 class ResultsFile:
     """
-    What a results file holds.
+    Content of a results file.
 
     Args:
-        results (`dict`): Numbers by key, fractions and never percent; NaN where undefined.
-        meta (`dict`): Facts about the run.
-        intervals (`dict`, *optional*): Low and high by key; empty for files written without.
+        results (`dict`): Metrics by key, as fractions, never percent; NaN where undefined.
+        meta (`dict`): Meta data: tasks, method, seed, versions, ...
+        intervals (`dict`, *optional*): Lower and upper bounds by key; empty for files written without intervals.
     """
 
     results: dict[str, Any]
@@ -41,13 +41,13 @@ def save_results(
     intervals: Mapping[str, tuple[float, float]] | None = None,
 ) -> None:
     """
-    Writes results to a JSON file, all or nothing.
+    Writes a results file atomically.
 
     Args:
-        results (`Mapping`): What [`evaluate_tables`] returned. NaN and Inf, which JSON lacks, become `null`.
-        meta (`Mapping`): JSON-able facts about the run.
+        results (`Mapping`): From [`evaluate_tables`]. NaN and Inf, which JSON lacks, become `null`.
+        meta (`Mapping`): JSON-serialisable meta data of the run.
         path (`str` or `os.PathLike`): The file to write.
-        intervals (`Mapping`, *optional*): What [`bootstrap`] returned.
+        intervals (`Mapping`, *optional*): From [`bootstrap`].
     """
     content = {
         "schema_version": SCHEMA_VERSION,
@@ -60,20 +60,20 @@ def save_results(
 
 def load_results(path: PathLike) -> tuple[dict[str, Any], dict[str, Any]]:
     """
-    Reads the numbers of a results file; see [`load_results_file`] for the intervals.
+    Reads metrics and meta data of a results file; see [`load_results_file`] for the intervals.
 
     Args:
         path (`str` or `os.PathLike`): The JSON file.
 
     Returns:
-        `tuple`: `(results, meta)`, where `null` among the results is NaN again.
+        `tuple`: `(results, meta)`; `null` among the results becomes NaN.
     """
     content = load_results_file(path)
     return content.results, content.meta
 
 
 def load_results_file(path: PathLike) -> ResultsFile:
-    """Reads a results file whole. Files from before the schema had a version are read too; newer ones are refused."""
+    """Reads a whole results file. Files without a schema version count as version 1; newer versions are refused."""
     try:
         with open(path, encoding="utf-8") as handle:
             content = json.load(handle)
@@ -102,7 +102,7 @@ def load_results_file(path: PathLike) -> ResultsFile:
     )
 
 
-def _number(value: Any) -> Any:
+def _number(value: float | None) -> float:
     return math.nan if value is None else value
 
 

@@ -1,8 +1,8 @@
 """
-A run's folder: its results file, its prediction tables with the in-distribution one first, its recipe and item texts.
+Reads a run's folder: results file, prediction tables (ID task first), recipe and item texts.
 
-The one reader for reports, ensembles, sweeps, the paper's analyses and model cards. Tables and texts are read when
-they are asked for.
+Reports, ensembles, sweeps, the paper's analyses and model cards all read runs through this module. Tables and texts
+are loaded on first access.
 """
 
 from __future__ import annotations
@@ -11,26 +11,45 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..core import checkpoint
 from ..core.errors import UserError, nearest
 from ..core.files import PathLike
 from ..core.recipe import Recipe, load_recipe
-from .item_texts import Question, load_questions
-from .prediction_table import PredictionTable
+from .item_texts import ItemText, load_item_texts
+from .prediction_table import PredictionTable, id_and_ood
 from .results import Intervals, ResultsFile, load_results_file
 
 
+class TaskTables:
+    """Prediction tables by task, of which the first is in distribution."""
+
+    if TYPE_CHECKING:  # subclasses have them as a field or as a property
+
+        @property
+        def tables(self) -> dict[str, PredictionTable]: ...
+
+    @property
+    def id_table(self) -> PredictionTable:
+        """Predictions for the ID task."""
+        return id_and_ood(self.tables)[0]
+
+    @property
+    def ood_tables(self) -> dict[str, PredictionTable]:
+        """Predictions for the OOD tasks, by name."""
+        return id_and_ood(self.tables)[1]
+
+
 @dataclass(frozen=True)
-class Run:
+class Run(TaskTables):
     """
-    What a run's folder holds.
+    A run's folder.
 
     Args:
         folder (`Path`): The folder.
-        content ([`ResultsFile`]): Of its results file; empty if it has none.
-        table_paths (`dict[str, Path]`): By task, the in-distribution one first.
+        content ([`ResultsFile`]): The results file; empty if there is none.
+        table_paths (`dict[str, Path]`): Files of the prediction tables by task, the ID task first.
         allow_nan (`bool`, *optional*, defaults to `False`): Accept tables with NaN or Inf.
     """
 
@@ -41,17 +60,17 @@ class Run:
 
     @property
     def results(self) -> dict[str, Any]:
-        """Numbers by key."""
+        """Metrics by key."""
         return self.content.results
 
     @property
     def meta(self) -> dict[str, Any]:
-        """Facts about the run."""
+        """Meta data of the results file."""
         return self.content.meta
 
     @property
     def intervals(self) -> Intervals:
-        """Low and high by key; NaN where undefined."""
+        """Lower and upper bounds by key; NaN where undefined."""
         return self.content.intervals
 
     @property
@@ -61,12 +80,12 @@ class Run:
 
     @property
     def row(self) -> str:
-        """Its row in a sweep, whose runs are folders `ROW/seedN`."""
+        """Name of its row in a sweep, whose runs are folders `ROW/seedN`."""
         return self.folder.resolve().parent.name
 
     @cached_property
     def recipe(self) -> Recipe:
-        """What it was trained with."""
+        """The recipe it was trained with."""
         return load_recipe(self.folder / checkpoint.RECIPE)
 
     @property
@@ -76,28 +95,18 @@ class Run:
 
     @cached_property
     def tables(self) -> dict[str, PredictionTable]:
-        """Predictions by task, the in-distribution ones first."""
+        """Prediction tables by task, the ID task first."""
         return {task: PredictionTable.load(path, self.allow_nan) for task, path in self.table_paths.items()}
 
     @property
     def id_name(self) -> str:
-        """The in-distribution task."""
+        """Name of the ID task."""
         return next(iter(self.table_paths))
 
-    @property
-    def id_table(self) -> PredictionTable:
-        """Predictions for the training task."""
-        return self.tables[self.id_name]
-
-    @property
-    def ood_tables(self) -> dict[str, PredictionTable]:
-        """Predictions for the other tasks."""
-        return {task: table for task, table in self.tables.items() if task != self.id_name}
-
     @cached_property
-    def item_texts(self) -> dict[str, dict[str, Question]]:
-        """Questions by task and id, as far as they were kept."""
-        return {task: load_questions(path) for task, path in self.table_paths.items()}
+    def item_texts(self) -> dict[str, dict[str, ItemText]]:
+        """Item texts by task and id; empty for tasks without such a file."""
+        return {task: load_item_texts(path) for task, path in self.table_paths.items()}
 
 
 def load_run(
@@ -110,12 +119,12 @@ def load_run(
     Reads a run's folder; the model is not needed.
 
     Args:
-        folder (`str` or `os.PathLike`): What `dappr train` or `dappr evaluate` wrote.
-        id_name (`str`, *optional*): The in-distribution task, where no results file says it.
+        folder (`str` or `os.PathLike`): A folder that `dappr train` or `dappr evaluate` wrote.
+        id_name (`str`, *optional*): The ID task, if there is no results file that names it.
         allow_nan (`bool`, *optional*, defaults to `False`): Accept rows with NaN or Inf.
-        require (`str`, *optional*, defaults to `"tables"`): What must be there, or a `UserError` says what is missing:
-            `"tables"`: one at least, and it must be known which is in distribution. `"results"`: a results file and
-            every table that it names. `"nothing"`: whatever there is.
+        require (`str`, *optional*, defaults to `"tables"`): What the folder must hold; otherwise a `UserError` names
+            what is missing. `"tables"`: at least one table, and the ID task must be known. `"results"`: a results
+            file and every table that it names. `"nothing"`: no requirement.
     """
     folder = Path(folder)
     path = folder / checkpoint.RESULTS
@@ -138,10 +147,10 @@ def load_run(
 
 def find_runs(folder: PathLike) -> list[Run]:
     """
-    The finished runs below a sweep's folder (`ROW/seedN`), or the one of a single run's folder.
+    The finished runs of a sweep's folder (`ROW/seedN`), or the single run of a run's folder.
 
     Args:
-        folder (`str` or `os.PathLike`): What `dappr sweep` or `dappr train` wrote.
+        folder (`str` or `os.PathLike`): A folder that `dappr sweep` or `dappr train` wrote.
     """
     root = Path(folder)
     places: Sequence[Path] = [root] if (root / checkpoint.RESULTS).is_file() else sorted(root.glob("*/seed*"))
@@ -153,7 +162,7 @@ def find_runs(folder: PathLike) -> list[Run]:
 
 
 def _find_tables(folder: Path, meta: dict[str, Any], named: list[str]) -> dict[str, Path]:
-    """By task: the tables that the results file names, or else every table among the predictions."""
+    """Paths by task: the tables that the results file names, otherwise all tables in the predictions folder."""
     paths = meta.get("tables")
     if isinstance(paths, dict) and paths:
         return {str(task): folder / str(path) for task, path in paths.items()}
@@ -163,6 +172,7 @@ def _find_tables(folder: Path, meta: dict[str, Any], named: list[str]) -> dict[s
 
 
 def _id_task(folder: Path, found: dict[str, Path], name: str | None) -> str:
+    """The ID task: the given name, or the only task there is."""
     if not found:
         raise UserError(f"{folder} holds no prediction tables ({checkpoint.TABLES}/*.npz); run `dappr evaluate` first")
     name = name or (next(iter(found)) if len(found) == 1 else None)

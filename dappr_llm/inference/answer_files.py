@@ -1,8 +1,9 @@
 """
-`dappr predict` to a file of answers: JSONL, CSV or Parquet in and out, of any size; a kill costs a few batches.
+Answers of a pipeline written to JSONL, CSV or Parquet files of any size; an interrupted job can be resumed.
 
-Answers are appended to a journal beside the output as they come. Started again, the same job goes on after the last
-whole line of it; when all rows are done, the journal becomes the output in one step.
+Answers are appended to a journal (`.NAME.part.jsonl` beside the output) as they are computed. The same job, started
+again, continues after the last complete line of the journal. When all rows are answered, the journal is converted to
+the output file, which is written atomically.
 """
 
 from __future__ import annotations
@@ -17,36 +18,48 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from ..core import checkpoint
 from ..core.errors import UserError
 from ..core.files import atomic_write, write_text
 
+if TYPE_CHECKING:
+    from ..core.backend import Item
+    from .modality import TaskSpec
+    from .pipeline import UncertaintyPipeline
+
+    class AnswerItem(Item, Protocol):
+        """An item to answer: an `MCQItem`, or an `ImageItem`, whose question is its path."""
+
+        @property
+        def question(self) -> str: ...
+
+
 SUFFIXES = (".jsonl", ".csv", ".parquet")
-_BOOK = ".shards.json"  # which shards are finished, and by which job
-_FLUSH_ROWS, _SYNC_ROWS = 64, 4096  # what a kill and what a power cut may cost
+_BOOK = ".shards.json"  # finished shards: name → hash of the job that wrote it
+_FLUSH_ROWS, _SYNC_ROWS = 64, 4096  # rows lost at most by a kill, and by a power failure
 _CHUNK = 10_000  # rows of one Parquet row group
 
 
 @dataclass(frozen=True)
 class Job:
     """
-    What is asked, and of whom: a journal is continued only by the very same job.
+    Everything that determines the answers of one output file; only an equal job may continue a journal.
 
     Args:
         task (`str`):
-            Task, file or description, as text.
+            Task name, file or mapping, as JSON.
         split (`str`):
             The split.
         weights (`str`, *optional*):
-            Hash of the adapter.
+            Hash of the adapter's weights.
         decision (`str`, *optional*):
-            The decision rule, as text.
+            The decision rule, as JSON.
         options (`str`, *optional*):
-            Whatever else changes answers.
+            Pipeline options that change answers, as JSON.
         input (`str`, *optional*):
-            Size and date of an input file.
+            Size and modification time of the input file.
     """
 
     task: str
@@ -57,8 +70,20 @@ class Job:
     input: str | None = None
 
 
-def describe(pipe: Any, spec: Any, split: str, limit: int | None) -> Job:
-    """The job of answering one split of a task with a loaded pipeline."""
+def describe(pipe: UncertaintyPipeline, spec: TaskSpec, split: str, limit: int | None) -> Job:
+    """
+    The job of answering one split of a task.
+
+    Args:
+        pipe (`UncertaintyPipeline`):
+            The loaded pipeline.
+        spec (`str` or `Mapping`):
+            Task name, file, or mapping as in a recipe.
+        split (`str`):
+            The split.
+        limit (`int`, *optional*):
+            Answer only the first rows.
+    """
     path = spec.get("path") if isinstance(spec, dict) else spec
     stat = os.stat(path) if isinstance(path, str) and os.path.isfile(path) else None
     return Job(
@@ -72,27 +97,25 @@ def describe(pipe: Any, spec: Any, split: str, limit: int | None) -> Job:
 
 
 def predict_file(
-    pipe: Any, items: Iterable[Any], out: str | Path, job: Job, overwrite: bool = False, total: int | None = None
+    pipe: UncertaintyPipeline, items: Iterable[AnswerItem], out: str | Path, job: Job, overwrite: bool = False
 ) -> int:
     """
-    Answer every item into a file.
+    Answer every item and write the answers to a file.
 
     Args:
         pipe (`UncertaintyPipeline`):
-            What answers.
-        items (`Iterable[MCQItem]`):
-            Items in an order that is the same each time.
+            The pipeline.
+        items (`Iterable[MCQItem]` or `Iterable[ImageItem]`):
+            The items, in the same order each time the job is started.
         out (`str` or `Path`):
-            `.jsonl`, `.csv` or `.parquet`.
+            The output file: `.jsonl`, `.csv` or `.parquet`.
         job (`Job`):
-            From `describe`.
+            From [`describe`].
         overwrite (`bool`, *optional*, defaults to `False`):
-            Throw away the journal of another job.
-        total (`int`, *optional*):
-            Number of items, for the progress bar.
+            Discard an existing journal, also that of another job.
 
     Returns:
-        `int`: How many rows the file holds.
+        `int`: Number of rows in the file.
     """
     out = Path(out)
     check_name(out)
@@ -100,7 +123,7 @@ def predict_file(
     done = _resume(journal, job, overwrite)
     waiting: deque[int | None] = deque()
 
-    def rows() -> Iterator[dict[str, Any]]:
+    def rows() -> Iterator[Any]:
         for item in islice(items, done, None):
             waiting.append(item.label if item.label >= 0 else None)
             is_image = hasattr(item, "image")
@@ -130,29 +153,29 @@ def predict_file(
 
 
 def predict_shards(
-    pipe: Any,
-    shards: Iterable[tuple[str, Iterable[Any], Job]],
+    pipe: UncertaintyPipeline,
+    shards: Iterable[tuple[str, Iterable[AnswerItem], Job]],
     out: str | Path,
     suffix: str = ".parquet",
     overwrite: bool = False,
 ) -> int:
     """
-    Answer files of items, one by one, each into a file of its own; those that are finished are not done again.
+    Answer the shards of a dataset one after the other, each into its own output file; finished shards are skipped.
 
     Args:
         pipe (`UncertaintyPipeline`):
-            What answers.
+            The pipeline.
         shards (`Iterable`):
-            Name, items and job of each.
+            Name, items and job of each shard.
         out (`str` or `Path`):
             The folder to write to.
         suffix (`str`, *optional*, defaults to `".parquet"`):
-            Kind of the files.
+            File format of the outputs.
         overwrite (`bool`, *optional*, defaults to `False`):
-            Do finished ones again, and throw away journals of other jobs.
+            Answer finished shards again, and discard journals of other jobs.
 
     Returns:
-        `int`: How many rows were answered now.
+        `int`: Number of rows answered by this call.
     """
     out = Path(out)
     book = out / _BOOK
@@ -180,20 +203,20 @@ def _read_book(path: Path) -> dict[str, str]:
 
 
 def check_name(out: str | Path) -> None:
-    """Refuse an output whose kind is unknown, before anything is loaded."""
+    """Refuse an output file of unknown format, before anything is loaded."""
     if Path(out).suffix.lower() not in SUFFIXES:
         raise UserError(
             f"--out {out}: the name must end in {', '.join(SUFFIXES)} (answers) or .npz (a prediction table)"
         )
 
 
-def _sync(handle: Any) -> None:
+def _sync(handle: IO[str]) -> None:
     handle.flush()
     os.fsync(handle.fileno())
 
 
 def _resume(journal: Path, job: Job, overwrite: bool) -> int:
-    """How many rows the journal of this job holds; a line that was cut short by a kill is cut off."""
+    """Number of rows in this job's journal, without an incomplete last line; starts a journal if there is none."""
     head = json.dumps(asdict(job), sort_keys=True, ensure_ascii=False) + "\n"
     if overwrite or not journal.is_file():
         with atomic_write(journal) as handle:
@@ -228,6 +251,7 @@ def _records(journal: Path) -> Iterator[dict[str, Any]]:
 
 
 def _finish(journal: Path, out: Path) -> None:
+    """Convert a complete journal to the output format."""
     with atomic_write(out) as handle:
         kind = out.suffix.lower()
         if kind == ".jsonl":
@@ -243,18 +267,18 @@ _COLUMNS = ("id", "answer", "letter", "choices", "probs", "alpha", "aleatoric", 
             "abstain", "label", "correct")  # fmt: skip
 
 
-def _write_csv(records: Iterator[dict[str, Any]], handle: Any) -> None:
+def _write_csv(records: Iterator[dict[str, Any]], handle: IO[bytes]) -> None:
     text = io.TextIOWrapper(handle, encoding="utf-8", newline="", write_through=True)
     writer = csv.writer(text)
     writer.writerow(_COLUMNS)
     for record in records:
         values = [record.get(name) for name in _COLUMNS]
-        # Lists as JSON, so that a reader gets them back with one call.
+        # Lists as JSON, so that readers can parse them.
         writer.writerow([json.dumps(v, ensure_ascii=False) if isinstance(v, list) else v for v in values])
     text.detach()
 
 
-def _write_parquet(records: Iterator[dict[str, Any]], handle: Any) -> None:
+def _write_parquet(records: Iterator[dict[str, Any]], handle: IO[bytes]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,58 +1,87 @@
-"""Rows before they meet a model: which are predicted together, equal ones once, batches by tokens. No torch."""
+"""Datasets for prediction: several row sets joined without duplicate rows; batches by number of tokens. No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from ..core.backend import PreparedRows
+    from .modality import Task
+
+
+class Rows(Protocol):
+    """Rows of a task: a `datasets.Dataset`, `ItemRows`, `ImageRows`, or a list of mappings."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, key: Any) -> Any: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
 
 
 @dataclass(frozen=True)
 class RowSet:
     """
-    Rows that become one prediction table.
+    The rows of one prediction table.
 
     Args:
-        rows (`Dataset` or `list[dict]`):
-            Rows of any layout that training accepts.
+        rows (`Dataset`, `ItemRows`, `ImageRows` or `list[dict]`):
+            Rows in any layout that training accepts.
         task, split (`str`, *optional*):
-            Written into the table.
+            Names of task and split, for the table's meta data.
         meta (`dict`, *optional*):
-            More entries for the table's meta data.
+            Further meta data of the table.
     """
 
-    rows: Any
+    rows: Rows
     task: str = ""
     split: str = ""
     meta: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of_task(cls, rows: Any, task: Any, split: str, checkpoint: str) -> RowSet:
-        """Rows of a declared task, with what their table says of it; `checkpoint` is the name of the run."""
-        choices = getattr(task, "num_choices", None)  # tasks of images have none of their own
+    def of_task(cls, rows: Rows, task: Task, split: str, checkpoint: str) -> RowSet:
+        """
+        Rows of a declared task.
+
+        Args:
+            rows:
+                From `modality.load_rows`.
+            task (`MCQTask` or `ImageTask`):
+                The task; name and number of options go into the table's meta data.
+            split (`str`):
+                Name of the split.
+            checkpoint (`str`):
+                Name of the run, for the meta data.
+        """
+        choices = getattr(task, "num_choices", None)  # image tasks have none: all items have the model's classes
         return cls(rows, task.name, split, {"checkpoint": checkpoint, "task_num_choices": choices})
 
 
 class JoinedRows:
     """
-    The different rows of several prepared sets, in the order in which they are computed.
+    The distinct rows of several prepared datasets as one map-style dataset, sorted for prediction.
+
+    `inverse[i]` is the index, in this dataset, of the i-th row of all sets one after the other.
 
     Args:
         sets (`Sequence`):
             Prepared datasets.
         keys (`Sequence[Sequence[bytes]]`):
-            What each row says; decides the order.
+            A key per row of each set, equal for rows with equal inputs; see `Backend.row_keys`.
         lengths (`Sequence[Sequence[int]]`):
-            Tokens of each row.
+            Number of tokens per row of each set.
         join (`bool`, *optional*, defaults to `True`):
-            Compute rows with equal keys once.
+            Keep one of several rows with equal keys.
         longest_first (`bool`, *optional*, defaults to `False`):
-            Sort by length, which saves padding, instead of by key, which puts rows with the same beginning together.
+            Sort by descending length, which saves padding, instead of by key, which places rows with a common prefix
+            next to each other.
     """
 
     def __init__(
         self,
-        sets: Sequence[Any],
+        sets: Sequence[PreparedRows],
         keys: Sequence[Sequence[bytes]],
         lengths: Sequence[Sequence[int]],
         join: bool = True,
@@ -62,15 +91,14 @@ class JoinedRows:
         places = [(number, row) for number, rows in enumerate(sets) for row in range(len(rows))]
         flat = [key for part in keys for key in part]
         sizes = [size for part in lengths for size in part]
-        names: list[Any] = flat if join else list(range(len(places)))
-        first: dict[Any, int] = {}
+        names: Sequence[Hashable] = flat if join else range(len(places))
+        first: dict[Hashable, int] = {}
         for index, name in enumerate(names):
             first.setdefault(name, index)
         order = sorted(first.values(), key=lambda index: (-sizes[index] * longest_first, flat[index]))
         self.places = [places[index] for index in order]
         self.lengths = [sizes[index] for index in order]
         where = {index: row for row, index in enumerate(order)}
-        # For every row of every set, one after the other: which of ours it is.
         self.inverse = [where[first[name]] for name in names]
 
     def __len__(self) -> int:
@@ -83,15 +111,15 @@ class JoinedRows:
 
 def token_batches(lengths: Sequence[int], tokens: int, rows: int | None = None) -> list[list[int]]:
     """
-    Consecutive rows in batches of at most so many tokens (and rows); a longer row gets a batch of its own.
+    Indices of consecutive rows, in batches of at most `tokens` tokens; a longer row gets a batch of its own.
 
     Args:
         lengths (`Sequence[int]`):
-            Tokens of each row, in the order of the batches.
+            Number of tokens of each row.
         tokens (`int`):
-            Tokens of a batch.
+            Maximal number of tokens per batch, without padding.
         rows (`int`, *optional*):
-            Rows of a batch, at the most.
+            Maximal number of rows per batch.
     """
     found: list[list[int]] = []
     used = 0

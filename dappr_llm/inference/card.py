@@ -1,7 +1,7 @@
 """
-The model card, `README.md`: a short one whenever a model is saved, the whole one when it is published.
+The model card, `README.md`: a short one whenever a model is saved, the full one when it is uploaded to the Hub.
 
-Text and metadata come from the files of a checkpoint folder alone; no metric is computed here.
+Text and metadata come only from the files of a checkpoint folder; no metric is computed here.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core import checkpoint
 from ..core.errors import UserError
@@ -26,6 +26,9 @@ from ..evaluation.results import Intervals, ResultsFile
 from ..evaluation.runs import load_run
 from .modality import known_tasks, public_base
 
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult, ModelCardData
+
 TEMPLATE = Path(__file__).parent / "templates" / "model_card.md"
 PAPER = "https://arxiv.org/abs/2605.00600"
 TAGS = ("dappr_llm", "uncertainty", "calibration")
@@ -35,13 +38,13 @@ _LOG_LINES = 12
 
 
 def hub_id(name: str | None) -> str | None:
-    """A base model's Hub id, or `None` for a path of this machine, which is of no use to anybody else."""
+    """Hub id of a base model; `None` for a local path, which others cannot use."""
     name = public_base(name)
     return name if name and re.fullmatch(checkpoint.HUB_ID, name) and not Path(name).exists() else None
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
-    """Trainer's log of a run, from the last checkpoint inside its folder."""
+    """`log_history` of a run, from `trainer_state.json` in its folder or its last checkpoint; empty if none."""
     last = checkpoint.last_checkpoint(folder)
     for place in (folder, Path(last) if last else folder):
         if (place / "trainer_state.json").is_file():
@@ -51,7 +54,7 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class _Source:
-    """What a card is made of; while a model is being saved, there is no more than its sidecar."""
+    """Content of a checkpoint folder that goes into a card; for the short card only `config`, the sidecar."""
 
     config: Mapping[str, Any]
     recipe: dict[str, Any] = field(default_factory=dict)
@@ -62,24 +65,24 @@ class _Source:
 
     @property
     def base(self) -> str | None:
-        """The base model's Hub id, if it has one."""
+        """Hub id of the base model, if it has one."""
         return hub_id(self.config.get("base_model"))
 
     @property
     def is_text(self) -> bool:
-        """Whether it is an adapter for questions, not an image classifier."""
+        """Whether the model is an adapter for multiple choice; otherwise it is an image classifier."""
         return self.config["modality"] == "text"
 
 
 def save_card(folder: str | Path, config: Mapping[str, Any]) -> None:
     """
-    Write the short card of a model that is being saved, in place of PEFT's template of unanswered questions.
+    Write the short card of a model that is being saved, instead of PEFT's unfilled template.
 
     Args:
         folder (`str` or `Path`):
-            The checkpoint. Results that lie in it are an older model's, so none are shown.
+            The checkpoint. A results file in it would belong to an older model, so no results are shown.
         config (`Mapping`):
-            What goes into its sidecar.
+            The content of its sidecar.
     """
     write_text(Path(folder) / "README.md", _render(_Source(config), None, None))
 
@@ -92,7 +95,7 @@ def render_card(folder: str | Path, repo_id: str, license: str | None = None) ->
         folder (`str` or `Path`):
             The checkpoint.
         repo_id (`str`):
-            Where it will be: the snippet loads it from there.
+            The repository that the code snippet loads from.
         license (`str`, *optional*):
             A license id of the Hub.
     """
@@ -109,7 +112,7 @@ def render_card(folder: str | Path, repo_id: str, license: str | None = None) ->
 
 
 def _render(source: _Source, repo_id: str | None, license: str | None) -> str:
-    """The template filled in; the short form where there is no repository yet."""
+    """Render the template; without a repository id, in its short form."""
     from huggingface_hub import ModelCard
 
     config, content = source.config, source.content
@@ -138,7 +141,7 @@ def _render(source: _Source, repo_id: str | None, license: str | None) -> str:
     return re.sub(r"\n{3,}", "\n\n", str(card)).strip() + "\n"
 
 
-def _metadata(source: _Source, repo_id: str | None, license: str | None) -> Any:
+def _metadata(source: _Source, repo_id: str | None, license: str | None) -> ModelCardData:
     from huggingface_hub import ModelCardData
 
     config = source.config
@@ -156,17 +159,17 @@ def _metadata(source: _Source, repo_id: str | None, license: str | None) -> Any:
 
 
 def _hub_metric(key: str) -> Metric | None:
-    """The metric of a results file's key, if model cards list it: with a name of the Hub, in the matched reading."""
+    """The metric behind a result key if model cards list it: it has a name on the Hub, in the matched reading."""
     place, _, name = key.rpartition("/")
     found = find(key)
     if found is None or found[0].hub is None or found[1] != MATCHED or place.endswith("/options"):
         return None
-    # Under shift accuracy alone; further metrics of every task would bury those of the model's own.
+    # For OOD tasks only accuracy and detection: more would bury the metrics of the ID task.
     return found[0] if place == "id" or found[0].detection or name == "accuracy" else None
 
 
-def eval_results(modality: str, content: ResultsFile) -> list[Any]:
-    """The numbers of a results file as the Hub's `model-index` entries; values are those of the file, unrounded."""
+def eval_results(modality: str, content: ResultsFile) -> list[EvalResult]:
+    """The metrics of a results file, unrounded, as `model-index` entries of the Hub."""
     from huggingface_hub import EvalResult
 
     meta = content.meta
@@ -201,7 +204,7 @@ def _interval(intervals: Intervals, key: str, digits: str) -> str:
 
 
 def eval_files(folder: str | Path, repo_url: str) -> dict[str, str]:
-    """`.eval_results/*.yaml`: accuracy on datasets of the Hub, a file for each; other tasks have no place there."""
+    """Content of `.eval_results/*.yaml`: one file with the accuracy on each task that is a dataset of the Hub."""
     import yaml
     from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
@@ -225,8 +228,8 @@ def eval_files(folder: str | Path, repo_url: str) -> dict[str, str]:
     return files
 
 
-def dataset_ids(names: list[Any]) -> dict[str, tuple[str, str | None]]:
-    """Hub id and configuration of the tasks that come from the Hub."""
+def dataset_ids(names: Iterable[object]) -> dict[str, tuple[str, str | None]]:
+    """Hub id and configuration of those built-in tasks among `names` that are datasets of the Hub."""
     return {name: (task.path, task.config) for name, task in known_tasks(names).items() if task.path}
 
 
@@ -242,13 +245,14 @@ def _recipe(folder: Path) -> dict[str, Any]:
         raise UserError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
 
 
-def _task_name(recipe: dict[str, Any]) -> Any:
+def _task_name(recipe: dict[str, Any]) -> str | None:
+    """Name or path of the training task, from the raw values of a recipe."""
     task = (recipe.get("data") or {}).get("train")
     return task.get("name") or task.get("path") if isinstance(task, dict) else task
 
 
 def portable(text: str) -> str:
-    """A text without paths of this machine: of each, only the last name stays."""
+    """The text with every local path reduced to its last component."""
     return re.sub(r"(?<![\w.:/~-])[~.]{0,2}/(?:[^\s/'\"=,]+/)*([^\s/'\"=,]+)", r"\1", text)
 
 
@@ -320,7 +324,7 @@ def _snippet(config: Mapping[str, Any], base: str | None, repo_id: str, rule: De
 
 
 def render_decision(rule: Decision) -> str:
-    """A decision rule in words."""
+    """A decision rule as Markdown text."""
     source, sets, abstention, fit = rule.calibration_set, rule.conformal, rule.abstention, rule.fit
     lines = [
         f"Fitted on {source['n']} held-out questions ({source['task']}, {source['split']} split); stored in "
@@ -349,11 +353,11 @@ def _interval_table(results: dict[str, Any], intervals: Intervals) -> str:
         for key, ends in intervals.items()
         if key in results and all(map(math.isfinite, (results[key], *ends)))
     ]
-    return markdown_table(["figure", "value", "low", "high"], rows) if rows else ""
+    return markdown_table(["metric", "value", "low", "high"], rows) if rows else ""
 
 
 def _log_table(log: list[dict[str, Any]]) -> str:
-    """At the most a dozen lines of the log, evenly spread, evaluations merged into their step."""
+    """At most 12 evenly spaced steps of the training log, with the evaluation metrics of the same step merged in."""
     steps: dict[int, dict[str, Any]] = {}
     for entry in log:
         steps.setdefault(entry.get("step", 0), {}).update(entry)
@@ -368,5 +372,5 @@ def _log_table(log: list[dict[str, Any]]) -> str:
     return markdown_table(["step", *columns], cells, "r" * (len(columns) + 1))
 
 
-def _number(value: Any) -> str:
+def _number(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, int | float) else ""

@@ -1,35 +1,45 @@
-"""`transformers.pipeline("multiple-choice-uncertainty", model="user/adapter")`, for those who live in that API."""
+"""The task `multiple-choice-uncertainty` of `transformers.pipeline`, a thin wrapper of `UncertaintyPipeline`."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import Pipeline, PretrainedConfig
 
 TASK = "multiple-choice-uncertainty"
 
 
 class _Checkpoint:
-    """Stands where transformers expects a model class: loads the checkpoint whole, adapter, rule and all."""
+    """Takes the place of a model class in the registry of transformers: loads a checkpoint with its decision rule."""
 
     @classmethod
     def from_pretrained(
-        cls, name: str, revision: str | None = None, dtype: Any = "auto", config: Any = None, **kwargs: Any
-    ) -> Any:
+        cls,
+        name: str,
+        revision: str | None = None,
+        dtype: str = "auto",
+        config: PretrainedConfig | None = None,
+        **kwargs: Any,
+    ) -> nn.Module:
         from .pipeline import UncertaintyPipeline
 
-        # transformers has already found the base model's config, and so knows where the base is.
+        # transformers has already resolved the config of the base model, which names its location.
         base = getattr(config, "_name_or_path", None) or None
         pipe = UncertaintyPipeline.from_pretrained(name, base, revision, dtype=dtype, device=kwargs.get("device"))
-        pipe.run.model.uncertainty_pipeline = pipe
+        pipe.run.model.uncertainty_pipeline = pipe  # type: ignore[assignment] # found again in `__call__`
         return pipe.run.model
 
 
-def _pipeline_class() -> Any:
+def _pipeline_class() -> type[Pipeline]:
     import transformers
 
     class MultipleChoiceUncertaintyPipeline(transformers.Pipeline):
-        """Answers as dictionaries, in the manner of `transformers` pipelines."""
+        """Returns answers as dictionaries, as other `transformers` pipelines do."""
 
         _load_tokenizer = False
         _load_processor = False
@@ -40,6 +50,7 @@ def _pipeline_class() -> Any:
         def _sanitize_parameters(self, **kwargs: Any) -> tuple[dict, dict, dict]:
             return {}, {}, {}
 
+        # `__call__` answers by itself; the three steps of a transformers pipeline only have to exist.
         def preprocess(self, inputs: Any, **kwargs: Any) -> Any:
             return inputs
 
@@ -49,7 +60,9 @@ def _pipeline_class() -> Any:
         def postprocess(self, outputs: Any, **kwargs: Any) -> Any:
             return outputs
 
-        def __call__(self, question: Any, choices: Any = None, batch_size: int | None = None, **kwargs: Any) -> Any:
+        def __call__(
+            self, question: Any, choices: Sequence[Any] | None = None, batch_size: int | None = None, **kwargs: Any
+        ) -> dict[str, Any] | list[dict[str, Any]] | Iterator[dict[str, Any]]:
             inner = getattr(self.model, "uncertainty_pipeline", None)
             if inner is None:
                 raise UserError(
@@ -67,7 +80,7 @@ def _pipeline_class() -> Any:
 
 def register_pipeline() -> str:
     """
-    Make the task known to `transformers.pipeline`; returns its name.
+    Register the task with `transformers.pipeline`; returns its name.
 
     Example:
 

@@ -1,5 +1,5 @@
 """
-Upload of a checkpoint folder to the Hub: adapter, sidecar files, decision rule and card, in one commit or not at all.
+Upload of a checkpoint folder to the Hub: adapter, sidecar files, decision rule and model card, in a single commit.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..core import checkpoint
 from ..core.errors import UserError
@@ -18,8 +18,12 @@ from ..decisions import rule as calibration
 from ..decisions.rule import Decision
 from . import card
 
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+T = TypeVar("T")
 _WEIGHTS = ("adapter_model.safetensors", "model.safetensors")
-# What may leave this machine, by name: no pickles, no optimizer states, no logs of other tools.
+# Allow-list of files to upload: no pickles, no optimizer states, no logs.
 _FILES = (
     "adapter_config.json", "adapter_model.safetensors", "config.json", "model.safetensors", "generation_config.json",
     "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
@@ -32,7 +36,7 @@ _SECRET = ("hub_token", "push_to_hub_token")
 
 @dataclass(frozen=True)
 class Pushed:
-    """Where a checkpoint went: the repository, its page, and the commit that holds exactly these files."""
+    """An upload: repository id and URL, the hash of its commit, and the names of the files in it."""
 
     repo_id: str
     url: str
@@ -53,16 +57,16 @@ def push(
     """
     Upload a checkpoint folder.
 
-    Everything is checked and the card is rendered before the first request; all files go into one commit, and what the
-    Hub then lists is compared with what was sent.
+    Everything is checked and the card is rendered before the first request; all files go into one commit, and the
+    file sizes that the Hub then lists are compared with those sent.
 
     Args:
         folder (`str` or `Path`):
-            What `dappr train` (or `trainer.save_model`) wrote.
+            A folder that `dappr train` or `trainer.save_model` wrote.
         repo_id (`str`):
             `user/name`; created if it does not exist.
         private (`bool`, *optional*):
-            Visibility of a new repository; by default what the account's settings say.
+            Visibility of a new repository; by default that of the account's settings.
         tables (`bool`, *optional*, defaults to `False`):
             Upload the prediction tables as well.
         revision (`str`, *optional*):
@@ -70,7 +74,7 @@ def push(
         license (`str`, *optional*):
             License id for the card.
         token (`str`, *optional*):
-            By default the one that `hf auth login` stored, or `HF_TOKEN`.
+            Access token; by default the one that `hf auth login` stored, or `HF_TOKEN`.
         message (`str`, *optional*):
             Commit message.
     """
@@ -98,8 +102,8 @@ def push(
     return Pushed(repo_id, url, commit, tuple(sorted(contents)))
 
 
-def _commit(api: Any, ask: _Asking, contents: dict[str, bytes | str], message: str) -> str:
-    """All files in one commit; its hash, once the Hub lists every file with its size."""
+def _commit(api: HfApi, ask: _Asking, contents: dict[str, bytes | str], message: str) -> str:
+    """Commit all files at once; returns the commit hash after checking that the Hub lists every file with its size."""
     from huggingface_hub import CommitOperationAdd
 
     repo = ask.repo_id
@@ -116,16 +120,16 @@ def _commit(api: Any, ask: _Asking, contents: dict[str, bytes | str], message: s
 
 
 class _Asking:
-    """Calls the Hub and turns its refusals into one sentence; the one commit comes last, so nothing is half there."""
+    """Calls the Hub and turns its errors into a `UserError`; nothing is published then, since the commit is last."""
 
     def __init__(self, repo_id: str, revision: str | None):
         self.repo_id, self.revision = repo_id, revision
 
-    def __call__(self, call: Callable[[], Any]) -> Any:
+    def __call__(self, call: Callable[[], T]) -> T:
         try:
             return call()
         except Exception as error:
-            # An upload that failed is wrapped once more by huggingface_hub; its cause says what happened.
+            # huggingface_hub wraps a failed upload in a RuntimeError; the cause is the actual error.
             cause = (
                 error.__cause__
                 if isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception)
@@ -137,13 +141,13 @@ class _Asking:
 
 def collect(folder: str | Path, tables: bool = False) -> dict[str, bytes | str]:
     """
-    What is to be uploaded: name in the repository → a local path, or content that was freed of this machine's paths.
+    The files to upload: name in the repository → local path, or content from which local paths were removed.
 
     Args:
         folder (`str` or `Path`):
-            The checkpoint; it is checked on the way.
+            The checkpoint; its weights and decision rule are checked.
         tables (`bool`, *optional*, defaults to `False`):
-            With prediction tables.
+            Include the prediction tables.
     """
     root, config = checkpoint.load_sidecar(folder)
     path = Path(root)
@@ -188,7 +192,7 @@ def _read_json(path: Path) -> Any:
 
 
 def _with_public_base(path: Path, key: str, base: str | None) -> bytes | str:
-    """The file as it is, unless it names its base model by a path of this machine."""
+    """The path of the file, or its content with the base model's Hub id if it names the base model by a local path."""
     content = _read_json(path)
     if card.hub_id(content.get(key)) is not None:
         return str(path)
@@ -208,6 +212,7 @@ def _portable_recipe(path: Path) -> bytes:
 
 
 def _portable(value: Any) -> Any:
+    """A JSON value without secrets and without local paths."""
     if isinstance(value, dict):
         return {key: _portable(item) for key, item in value.items() if key not in _SECRET}
     if isinstance(value, list):

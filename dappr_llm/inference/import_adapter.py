@@ -1,4 +1,4 @@
-"""Adapters trained elsewhere: give a stock causal-LM LoRA adapter a template, letters and a method to be read with."""
+"""Import of LoRA adapters of causal LMs trained with other software: adds prompt template, letters and method."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def adopt(
         out (`str` or `Path`):
             The folder to write; must not exist, or be empty.
         base_model (`str`, *optional*):
-            Its base model; by default the one that its `adapter_config.json` names.
+            Its base model; by default the one in its `adapter_config.json`.
         method (`str`, *optional*, defaults to `"ce"`):
-            How its logits are read.
+            The method that turns its logits into probabilities and uncertainties.
         num_choices (`int`, *optional*, defaults to 4):
-            How many answer letters it knows.
+            K, the number of answer letters it was trained on.
         prompt (`Mapping`, *optional*):
-            Fields of `dappr_llm.text.prompt.Prompt` that differ from its defaults; use the layout it was trained with.
+            Fields of `dappr_llm.text.prompt.Prompt` that differ from its defaults; use the prompt it was trained with.
         max_length (`int`, *optional*, defaults to 300):
-            Tokens of a prompt at the most.
+            Maximal number of tokens of a prompt.
         revision (`str`, *optional*):
             Commit, branch or tag of an adapter on the Hub.
     """
@@ -63,7 +63,7 @@ def adopt(
     backend.save_processor(out)
     config = {"method": {"name": method, "options": chosen.options()}, **backend.config()}
     save_card(out, config)
-    checkpoint.save_sidecar(out, config)  # last: with it the folder is a checkpoint
+    checkpoint.save_sidecar(out, config)  # last: its presence makes the folder a checkpoint
     return out
 
 

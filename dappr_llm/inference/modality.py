@@ -1,78 +1,104 @@
 """
-Text or images: the only file of this folder that names them. Imports no torch by itself.
+Dispatch between text and images where there is no backend yet to ask: tasks by name, rows, adapters, plans.
 
-Whoever has a task's name, a checkpoint's config or an adapter, but no backend yet, comes here.
+The only module of `inference/` that imports `text` or `vision`, always inside functions, so that importing it loads no
+torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, overload
 
 from ..core.errors import UserError
 
 if TYPE_CHECKING:
+    from datasets import Dataset
+
     from ..core.backend import Backend
     from ..core.planned_model import PlannedModel
     from ..core.recipe import Recipe
     from ..methods import Method
+    from ..text.data.items import MCQItem
+    from ..text.data.tasks import ItemRows, MCQTask
+    from ..vision.backend import ImageItem
+    from ..vision.data.catalogue import ImageTask
+    from ..vision.data.rows import ImageRows
 
-# Module and class that reads a checkpoint of each modality.
+    Task: TypeAlias = MCQTask | ImageTask
+    DatasetRows: TypeAlias = Dataset | ImageRows  # rows with `select`
+    TaskSpec: TypeAlias = str | Mapping[str, Any] | Task  # a name, a file or folder, a mapping, or a declaration
+
+# Module and class of the backend that loads checkpoints of each modality.
 BACKENDS = {
     "text": ("dappr_llm.text.backend", "TextBackend"),
     "vision": ("dappr_llm.vision.backend", "ImageBackend"),
 }
 
 
-def find_task(spec: Any, modality: str | None = None) -> Any:
+class PlanArguments(Protocol):
+    """The training arguments that a plan needs; `DAPPrConfig` has them."""
+
+    max_length: int
+    seed: int
+
+
+@overload
+def find_task(spec: TaskSpec, modality: Literal["text"]) -> MCQTask: ...
+@overload
+def find_task(spec: TaskSpec, modality: Literal["vision"]) -> ImageTask: ...
+@overload
+def find_task(spec: TaskSpec, modality: str | None = None) -> Task: ...
+def find_task(spec: TaskSpec, modality: str | None = None) -> Task:
     """
     The declaration of a task.
 
     Args:
-        spec (`str` or `Mapping`):
-            A task's name, a file or folder, or a description.
+        spec (`str`, `Mapping`, `MCQTask` or `ImageTask`):
+            A task's name, a file or folder, a Hub id, a mapping from a recipe, or a declaration (returned as it is).
         modality (`str`, *optional*):
-            `"text"` or `"vision"`, where a checkpoint or recipe says which; by default what it looks like.
+            `"text"` or `"vision"`, if a checkpoint or recipe determines it; by default inferred from `spec`.
     """
+    # Both functions raise a `UserError` for whatever they do not accept.
     if modality == "vision" or modality is None:
         from ..vision.data.tasks import get_image_task, is_image_task
 
         if modality == "vision" or is_image_task(spec):
-            return get_image_task(spec)
+            return get_image_task(spec)  # type: ignore[arg-type]
     from ..text.data.tasks import get_task
 
-    return get_task(spec)
+    return get_task(spec)  # type: ignore[arg-type]
 
 
 def load_rows(
-    task: Any,
+    task: Task,
     split: str,
     root: str | None = None,
     limit: int | None = None,
     labelled: bool = True,
     seed: int = 0,
     plain: bool = False,
-) -> Any:
+) -> Dataset | ItemRows | ImageRows:
     """
-    The rows of one split.
+    Load the rows of one split.
 
     Args:
         task (`MCQTask` or `ImageTask`):
-            From `find_task`.
+            From [`find_task`].
         split (`str`):
-            Which.
+            Name of the split.
         root (`str`, *optional*):
             Folder with local copies of Hub datasets.
         limit (`int`, *optional*):
-            At the most so many rows.
+            Maximal number of rows.
         labelled (`bool`, *optional*, defaults to `True`):
             Refuse rows without a label.
         seed (`int`, *optional*, defaults to 0):
-            Images: decides which training rows validate.
+            For images: the seed of the split into training and validation rows.
         plain (`bool`, *optional*, defaults to `False`):
-            Questions: as `ItemRows` instead of a `Dataset`, for those who may never need one.
+            For text: return `ItemRows` instead of a `Dataset`, which saves importing `datasets`.
     """
     from ..vision.data.tasks import ImageTask, load_image_task
 
@@ -84,27 +110,17 @@ def load_rows(
 
 
 def count_rows(path: str | Path, most: int) -> int:
-    """Rows of a JSONL, CSV or Parquet file, counted up to a number."""
+    """Number of rows of a JSONL, CSV or Parquet file, counted up to `most`."""
     from ..text.data.sources import read_file
 
     return sum(1 for _ in islice(read_file(path), most))
 
 
-def iter_items(task: Any, split: str, root: str | None, backend: Backend) -> Iterator[Any]:
-    """
-    Items of one split, one after the other, for a backend's `encode`.
+def iter_items(task: Task, split: str, root: str | None, backend: Backend) -> Iterator[MCQItem | ImageItem]:
+    """Iterate over the items of one split, ready for `backend.encode`; the arguments are those of [`load_rows`]."""
+    from ..vision.data.catalogue import ImageTask
 
-    Args:
-        task (`MCQTask` or `ImageTask`):
-            From `find_task`.
-        split (`str`):
-            Which.
-        root (`str`, *optional*):
-            Folder with local copies of Hub datasets.
-        backend (`TextBackend` or `ImageBackend`):
-            What will read them.
-    """
-    if backend.modality == "text":
+    if not isinstance(task, ImageTask):
         from ..text.data.tasks import iter_items as iter_questions
 
         yield from (item for _, item in iter_questions(task, split, root))
@@ -115,17 +131,17 @@ def iter_items(task: Any, split: str, root: str | None, backend: Backend) -> Ite
         yield from backend.items([row], i)
 
 
-def known_tasks(names: Iterable[Any]) -> dict[str, Any]:
-    """The declarations of those of these names that are tasks of ours, by name."""
+def known_tasks(names: Iterable[object]) -> dict[str, Task]:
+    """Declarations of the built-in tasks among these names, by name; all other entries are ignored."""
     from ..text.data.tasks import TASKS
     from ..vision.data.catalogue import IMAGE_TASKS
 
-    every: dict[str, Any] = {**TASKS, **IMAGE_TASKS}
+    every: dict[str, Task] = {**TASKS, **IMAGE_TASKS}
     return {name: every[name] for name in names if isinstance(name, str) and name in every}
 
 
 def public_base(name: str | None) -> str | None:
-    """How others know a base model: the bundled one under the Hub id of its unrounded weights."""
+    """Name of a base model on the Hub: for the bundled model the id of its original weights, else `name` itself."""
     from ..text.bundled_model import public_name
 
     return public_name(name)
@@ -141,7 +157,7 @@ def bundled_folder(base: str) -> Path | None:
 def adapter_backend(
     adapter: Path, base: str, method: Method, num_choices: int, prompt: dict[str, Any] | None, max_length: int
 ) -> Backend:
-    """A backend for a LoRA adapter that was trained elsewhere; see [`import_adapter`] for the arguments."""
+    """The backend of a LoRA adapter trained with other software; arguments as for [`import_adapter.adopt`]."""
     from ..text.build import adapter_backend as of_text
 
     return of_text(adapter, base, method, num_choices, prompt, max_length)
@@ -149,14 +165,14 @@ def adapter_backend(
 
 def plan_model(
     recipe: Recipe,
-    args: Any,
+    args: PlanArguments,
     method: Method,
     config: str | None = None,
     rows: int | None = None,
     length: int | None = None,
 ) -> PlannedModel:
     """
-    A recipe's model without memory for its weights.
+    A recipe's model on the meta device, for `dappr plan`.
 
     Args:
         recipe (`Recipe`):
@@ -166,7 +182,7 @@ def plan_model(
         method (`Method`):
             Its method.
         config, rows, length (*optional*):
-            As in `scale.plan.plan`.
+            As in `scale.plan.plan`: the model's `config.json`, the number of training rows, tokens per prompt.
     """
     from ..vision.build import is_image_recipe
 

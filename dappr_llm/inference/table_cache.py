@@ -1,12 +1,12 @@
 """
-Prediction tables that were computed before, found again by what they were computed from.
+On-disk cache of prediction tables, addressed by a hash of their inputs.
 
-A table's name is a hash of everything that decides it: the weights of adapter and base model, the sidecar (method,
-prompt, letters, offset), the tokenizer, dtype and device, library versions, and the questions, options, answers and
-ids of the rows. Evaluating the same checkpoint on the same rows again then needs neither the model nor torch. Anything
-else is another name: there is nothing to invalidate.
+The hash covers everything that determines a table: the weights of adapter and base model, the sidecar (method, prompt,
+letters, offset), the tokenizer, dtype and device, library versions, and the questions, options, labels and ids of the
+rows. Evaluating the same checkpoint on the same rows again needs neither the model nor torch. Any change gives another
+hash, so entries never have to be invalidated; the least recently used ones are deleted.
 
-`DAPPR_PREDICTION_CACHE` names another folder, or is `0` for no cache.
+The environment variable `DAPPR_PREDICTION_CACHE` names another folder; `0` turns the cache off.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core import checkpoint
 from ..core.checkpoint import sha256
@@ -28,6 +28,10 @@ from ..evaluation.prediction_table import PredictionTable
 from .batching import RowSet
 from .modality import bundled_folder
 
+if TYPE_CHECKING:
+    from .ensemble import EnsemblePredictor
+    from .table_predictor import TablePredictor
+
 ENVIRONMENT = "DAPPR_PREDICTION_CACHE"
 _MOST_TABLES = 2000
 _COLUMNS = ("id", "question", "options", "label")
@@ -35,9 +39,9 @@ _FILES = ("*.safetensors", "config.json", "adapter_config.json", "tokenizer*.jso
 
 
 def cache_folder() -> Path | None:
-    """Where tables are kept; `None` if they are not."""
+    """Folder of the cache; `None` if it is off."""
     wanted = os.environ.get(ENVIRONMENT)
-    if wanted == "0" or int(os.environ.get("WORLD_SIZE", "1")) > 1:  # processes must all find the same, or all compute
+    if wanted == "0" or int(os.environ.get("WORLD_SIZE", "1")) > 1:  # all ranks must hit or miss alike
         return None
     if wanted:
         return Path(wanted)
@@ -51,17 +55,17 @@ def model_key(
     **options: Any,
 ) -> str | None:
     """
-    A hash of all that a checkpoint (or an ensemble of several) is made of; `None` if that cannot be told.
+    Hash of a checkpoint, or of several of an ensemble, and its base model; `None` if the latter is not found locally.
 
     Args:
         checkpoints (`Sequence[str]`):
             Folders or Hub ids.
         base (`str`, *optional*):
-            Another place of the base model than the checkpoint names.
+            Name or path of the base model, if not the one that the checkpoint names.
         sidecars (`Sequence`, *optional*):
-            Folder and sidecar of each checkpoint, if they were read before.
+            Folder and sidecar of each checkpoint, if they are already loaded.
         options:
-            Of `load_checkpoint`: `dtype`, `revision`, `quantization`.
+            Arguments of `load_checkpoint` that change predictions: `dtype`, `revision`, `quantization`.
     """
     parts: list[Any] = [checkpoint.versions(), platform.machine(), _has_gpu(), json.dumps(options, sort_keys=True)]
     for folder, config in sidecars or [checkpoint.load_sidecar(name, options.get("revision")) for name in checkpoints]:
@@ -75,7 +79,7 @@ def model_key(
 
 
 def table_key(model: str, rows: RowSet) -> str | None:
-    """The name of a table: the model's key, the rows' words, and what the table is called; `None` for images."""
+    """Hash of a table: model key, item texts, labels and meta data; `None` for images, which are not cached."""
     columns = getattr(rows.rows, "column_names", ())
     if not set(_COLUMNS) <= set(columns):
         return None
@@ -83,20 +87,23 @@ def table_key(model: str, rows: RowSet) -> str | None:
 
 
 def cached_tables(
-    sets: Sequence[RowSet], load: Callable[[], Any], model: Callable[[], str | None], cache: bool = True
+    sets: Sequence[RowSet],
+    load: Callable[[], TablePredictor | EnsemblePredictor],
+    model: Callable[[], str | None],
+    cache: bool = True,
 ) -> list[PredictionTable]:
     """
-    A table for every set: from the cache, or computed in one pass over those that are missing.
+    One table per row set, from the cache where possible; all others are predicted together.
 
     Args:
         sets (`Sequence[RowSet]`):
-            The rows, and what their tables are called.
+            The row sets.
         load (`Callable`):
-            Gives what predicts (`predict_tables`); called only if something is missing.
+            Loads the predictor; called only if a table is missing.
         model (`Callable`):
-            Gives the model's key.
+            Returns the model's hash, see [`model_key`]; called only if the cache is on.
         cache (`bool`, *optional*, defaults to `True`):
-            Look and keep, or compute everything.
+            Read and write the cache; otherwise predict everything.
     """
     folder = cache_folder() if cache else None
     key = model() if folder is not None else None
@@ -116,9 +123,9 @@ def _get(folder: Path | None, name: str | None) -> PredictionTable | None:
         return None
     try:
         table = PredictionTable.load(path)
-    except UserError:  # damaged, or of another version
+    except UserError:  # damaged, or written by another version
         return None
-    path.touch()
+    path.touch()  # entries are deleted by age
     return table
 
 
@@ -131,7 +138,7 @@ def _put(folder: Path | None, name: str | None, table: PredictionTable) -> None:
         for path in tables[: max(0, len(tables) - _MOST_TABLES)]:
             path.unlink(missing_ok=True)
     except (UserError, OSError):
-        pass  # a full or read-only disk costs the cache, not the result
+        pass  # with a full or read-only disk, only the cache entry is lost
 
 
 def _digest(parts: Any) -> str:
@@ -139,12 +146,12 @@ def _digest(parts: Any) -> str:
 
 
 def _has_gpu() -> bool:
-    """Whether the model will run elsewhere than on the CPU, told without importing torch."""
+    """Whether the model will run on a GPU, determined without importing torch."""
     return os.environ.get("CUDA_VISIBLE_DEVICES") != "" and Path("/dev/nvidiactl").exists()
 
 
 def _base_folder(name: str | None) -> Path | None:
-    """The folder of a base model that is on this machine."""
+    """Local folder of a base model: bundled, a path, or in the Hub's cache; `None` if there is none."""
     if name is None:
         return None
     if (bundled := bundled_folder(name)) is not None:
@@ -155,23 +162,26 @@ def _base_folder(name: str | None) -> Path | None:
         from huggingface_hub import try_to_load_from_cache
 
         found = try_to_load_from_cache(name, "config.json")
-    except ValueError:  # not a name that the Hub could have
+    except ValueError:  # not a valid Hub id
         return None
     return Path(found).parent if isinstance(found, str) else None
 
 
 def _contents(folder: Path) -> list[tuple[str, str]]:
+    """Name and hash of every file that changes predictions."""
     paths = sorted({path for pattern in _FILES for path in folder.glob(pattern)})
     return [(path.name, file_hash(path)) for path in paths if path.name != "model.safetensors.index.json"]
 
 
 def file_hash(path: Path) -> str:
-    """SHA-256 of a file, remembered for as long as its size and date stay the same."""
+    """SHA-256 of a file; for large files cached until their size or modification time changes."""
     blob = path.resolve()
     stat = blob.stat()
     if stat.st_size < 1 << 20:
         return sha256(blob)
-    if blob.parent.name == "blobs" and len(blob.name) == 64:  # the Hub's cache names large files by their hash
+    if (
+        blob.parent.name == "blobs" and len(blob.name) == 64
+    ):  # in the Hub's cache, large files are named by their SHA-256
         return blob.name
     folder = cache_folder()
     note = folder / "hashes" / f"{_digest([str(blob), stat.st_size, stat.st_mtime_ns])}.txt" if folder else None
@@ -185,5 +195,5 @@ def file_hash(path: Path) -> str:
 
 
 def as_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of `load_checkpoint` that change numbers."""
+    """Arguments of `load_checkpoint` that change predictions, without those that are `None`."""
     return {key: values[key] for key in ("dtype", "revision", "quantization") if values.get(key) is not None}

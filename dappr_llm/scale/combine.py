@@ -1,15 +1,14 @@
-"""`dappr combine`: ensembles from saved tables alone; no model, no torch."""
+"""Ensembles from saved prediction tables, for `dappr combine` and for sweeps; no model, no torch."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 from ..core import checkpoint
 from ..core.errors import UserError
 from ..core.files import say
-from ..evaluation.item_texts import questions_path
+from ..evaluation.item_texts import item_texts_path
 from ..evaluation.prediction_table import PredictionTable, combine
 from ..evaluation.reporting.run_results import finish
 from ..evaluation.runs import load_run
@@ -17,11 +16,11 @@ from ..evaluation.runs import load_run
 
 def combine_tables(paths: list[str], out: str) -> PredictionTable:
     """
-    The ensemble of saved prediction tables.
+    Combine saved prediction tables into the table of their ensemble.
 
     Args:
-        paths (`list[str]`): Tables (`.npz`) of the same items.
-        out (`str`): Where to write theirs.
+        paths (`list[str]`): Tables (`.npz`) of the same items, one per member.
+        out (`str`): File (`.npz`) of the ensemble's table.
     """
     if not out.endswith(".npz"):
         raise UserError(f"--out {out}: the ensemble of tables is a table, so the name must end in .npz")
@@ -34,14 +33,17 @@ def combine_tables(paths: list[str], out: str) -> PredictionTable:
     return table
 
 
-def combine_runs(runs: list[str], out: str, quiet: bool = False) -> dict[str, Any]:
+def combine_runs(runs: list[str], out: str, quiet: bool = False) -> dict[str, float]:
     """
-    The ensemble of finished runs, from their tables alone: every table, results and pictures into a new folder.
+    Combine finished runs into an ensemble: writes its tables, results and figures to a new folder.
 
     Args:
-        runs (`list[str]`): Folders of runs of the same task.
-        out (`str`): The ensemble's folder.
-        quiet (`bool`, *optional*, defaults to `False`): Write, but print nothing.
+        runs (`list[str]`): Folders of the member runs, all of the same tasks.
+        out (`str`): Folder of the ensemble.
+        quiet (`bool`, *optional*, defaults to `False`): Print nothing.
+
+    Returns:
+        `dict[str, float]`: The ensemble's metrics by key.
     """
     order = load_run(runs[0], require="results").table_paths
     folder = Path(out)
@@ -55,6 +57,6 @@ def combine_runs(runs: list[str], out: str, quiet: bool = False) -> dict[str, An
         except UserError as error:
             raise UserError(f"Cannot combine {', '.join(members)}: {error}") from None
         tables[task].save(folder / checkpoint.TABLES / path.name)
-        if questions_path(path).is_file():  # the items' words, which reports show
-            shutil.copy(questions_path(path), questions_path(folder / checkpoint.TABLES / path.name))
+        if item_texts_path(path).is_file():
+            shutil.copy(item_texts_path(path), item_texts_path(folder / checkpoint.TABLES / path.name))
     return finish(folder, tables, folder.name, quiet=quiet)

@@ -1,4 +1,4 @@
-"""`dappr train RECIPE --launch NAME`: accelerate's launcher with one of the shipped settings. No torch here."""
+"""`dappr train RECIPE --launch PRESET`: runs accelerate's launcher with a shipped config file. No torch here."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _PORT = "--main_process_port"
 
 
 def presets() -> dict[str, Path]:
-    """Name and file of every shipped launch preset."""
+    """Files of the shipped launch presets, by name."""
     root = recipes_dir()
     return {path.stem: path for path in sorted((root / "accelerate").glob("*.yaml"))} if root else {}
 
 
 def find_preset(name: str) -> Path:
-    """A preset by its name, or the path of a file that `accelerate config` wrote."""
+    """The config file of a preset; a path of a file that `accelerate config` wrote is returned as it is."""
     if Path(name).is_file():
         return Path(name)
     found = presets()
@@ -34,22 +34,22 @@ def find_preset(name: str) -> Path:
 
 def command(preset: str, arguments: Sequence[str], extra: str = "") -> list[str]:
     """
-    The command that starts every process of a launch.
+    The command line of the launcher.
 
     Args:
         preset (`str`):
             Name of a preset, or an accelerate config file.
         arguments (`Sequence[str]`):
-            What `dappr` is called with in each process.
+            Arguments of `dappr` in each process.
         extra (`str`, *optional*):
-            Arguments for `accelerate launch` itself, as one text.
+            Further arguments of `accelerate launch` itself, as one string.
     """
     path = find_preset(preset)
     settings = read_yaml(path)
     given = shlex.split(extra)
     if settings.get("distributed_type") == "DEEPSPEED" and importlib.util.find_spec("deepspeed") is None:
         raise UserError(f"The launch preset {preset!r} needs DeepSpeed: pip install deepspeed")
-    # Two runs on one machine must not meet at the default port; 0 lets the system choose.
+    # Two runs on one machine must not use the same default port; 0 lets the system choose.
     if settings.get("num_machines", 1) == 1 and not any(part.startswith(_PORT) for part in given):
         given += [_PORT, "0"]
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(path), *given]
@@ -58,10 +58,10 @@ def command(preset: str, arguments: Sequence[str], extra: str = "") -> list[str]
 
 def launch(preset: str, arguments: Sequence[str], extra: str = "") -> int:
     """
-    Hand over to accelerate's launcher; on POSIX this process becomes it, so that signals reach it as they are.
+    Run accelerate's launcher; on POSIX it replaces this process (`exec`), so that it receives signals directly.
 
     Returns:
-        `int`: The launcher's exit code, where the process lives on.
+        `int`: The launcher's exit code, where the launcher is a child process.
     """
     full = command(preset, arguments, extra)
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Runs as processes of their own, spread over devices: one failure stops nothing, Ctrl-C loses nothing."""
+"""Runs `dappr train` jobs as subprocesses, one per device at a time; a failed job does not stop the others."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import IO, Any
 
 from ..core import checkpoint
@@ -19,7 +20,7 @@ from ..core.files import folder_lock
 from ..evaluation.results import load_results
 
 _POLL = 0.2  # seconds
-_LOCK_WAIT = 120  # a run whose starter was killed may need a while to save and let go
+_LOCK_WAIT = 120  # seconds that a run of a killed sweep may need to save and release its folder lock
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,10 @@ class Job:
     One `dappr train` run.
 
     Args:
-        name (`str`): For messages.
+        name (`str`): Name in messages.
         folder (`Path`): Its output folder.
         recipe (`Path`): Its recipe file.
-        overrides (`tuple[str, ...]`): Settings `section.key=value`.
+        overrides (`tuple[str, ...]`): Recipe overrides `section.key=value`.
         after (`str`, *optional*): Folder of a run that must be finished first.
     """
 
@@ -43,11 +44,11 @@ class Job:
 
     @property
     def log(self) -> Path:
-        """What the run prints; beside its folder, which belongs to the run."""
+        """Log file of the run's output, beside its folder, which `dappr train` owns."""
         return self.folder.with_suffix(".log")
 
     def command(self) -> list[str]:
-        """The command line of the run; `--resume` also starts afresh where there is nothing to resume."""
+        """Command line of the run; `--resume` starts from the beginning if there is nothing to resume."""
         settings = [part for override in self.overrides for part in ("--set", override)]
         return [sys.executable, "-m", "dappr_llm", "train", str(self.recipe), *settings, "--resume"]
 
@@ -62,7 +63,7 @@ class _Running:
 
 
 def visible_devices() -> list[str]:
-    """GPUs that this process may use, as `CUDA_VISIBLE_DEVICES` names them; none on a CPU machine."""
+    """GPUs visible to this process, in the format of `CUDA_VISIBLE_DEVICES`; empty without GPUs."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
         return [name for name in given.split(",") if name.strip() not in ("", "-1")]
@@ -77,14 +78,14 @@ def run_jobs(jobs: list[Job], slots: list[str | None], done: set[str]) -> tuple[
 
     Args:
         jobs (`list[Job]`):
-            What to run, in this order as far as `after` allows.
+            Jobs, started in this order as far as `after` allows.
         slots (`list[str]`):
-            A device per slot; `None`: the CPU.
+            Device of each slot; `None`: the CPU. One job runs per slot at a time.
         done (`set[str]`):
-            Folders of finished runs; grows.
+            Folders of finished runs; this function adds to it.
 
     Returns:
-        Reasons of failures by job name, and whether it was interrupted.
+        `tuple`: Reasons of failures by the job's folder, and whether the sweep was interrupted.
     """
     waiting, total = list(jobs), len(jobs)
     running: list[_Running] = []
@@ -106,13 +107,14 @@ def run_jobs(jobs: list[Job], slots: list[str | None], done: set[str]) -> tuple[
                 left = (len(waiting) + len(running)) * sum(times) / len(times) / len(slots)
                 _settle(run, done, failed, stop.requested, left)
             if not running and waiting and not stop.requested and not _next_ready(waiting, done, failed):
-                break  # what is left waits for runs that are not part of this sweep
+                break  # the remaining jobs wait for runs that are not part of this sweep
             stop.forward([run.process for run in running])
             time.sleep(_POLL)
     return failed, stop.requested
 
 
 def _next_ready(waiting: list[Job], done: set[str], failed: dict[str, str]) -> Job | None:
+    """The first job whose prerequisite is finished; jobs whose prerequisite failed are marked as failed."""
     for job in list(waiting):
         if job.after is None or job.after in done:
             return job
@@ -136,14 +138,14 @@ def _start(job: Job, device: str | None, slot: int) -> _Running:
         stdout=log,
         stderr=subprocess.STDOUT,
         env=environment,
-        start_new_session=True,  # Ctrl-C reaches it through us alone, once
+        start_new_session=True,  # the terminal sends Ctrl-C to this process only, which forwards it once
         preexec_fn=_end_with_parent if sys.platform == "linux" else None,
     )
     return _Running(job, process, log, slot, time.monotonic())
 
 
 def _end_with_parent() -> None:
-    """If the sweep is killed outright, its runs are asked to save and stop, instead of going on unseen."""
+    """Linux: the run receives SIGTERM, and so saves and stops, if the sweep's process is killed."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
@@ -160,6 +162,7 @@ def _wait_for_lock(folder: Path) -> None:
 
 
 def _settle(run: _Running, done: set[str], failed: dict[str, str], stopping: bool, left: float) -> None:
+    """Record and print the outcome of an ended run; `left` is the estimated time of the remaining runs in seconds."""
     run.log.close()
     took = time.monotonic() - run.start
     code = run.process.returncode
@@ -172,11 +175,11 @@ def _settle(run: _Running, done: set[str], failed: dict[str, str], stopping: boo
     elif stopping and code in (130, -signal.SIGTERM, -signal.SIGINT):
         print(f"{run.job.name}: stopped and saved", flush=True)
     else:
-        failed[str(run.job.folder)] = f"exit code {code}: {_last_words(run.job.log)}"
+        failed[str(run.job.folder)] = f"exit code {code}: {_last_line(run.job.log)}"
         print(f"{run.job.name}: FAILED after {_duration(took)}, {failed[str(run.job.folder)]}", flush=True)
 
 
-def _last_words(log: Path) -> str:
+def _last_line(log: Path) -> str:
     text = log.read_bytes()[-4000:].decode(errors="replace")
     lines = [line.strip() for line in text.replace("\r", "\n").splitlines() if line.strip()]
     return lines[-1] if lines else "no output"
@@ -189,7 +192,7 @@ def _duration(seconds: float) -> str:
 
 
 class _StopRequest:
-    """SIGINT or SIGTERM: the first asks every run to save and stop, the second ends them."""
+    """Handles SIGINT and SIGTERM: the first one terminates every run (it saves and stops), the second kills them."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -202,18 +205,18 @@ class _StopRequest:
         }
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _handle(self, number: int, frame: Any) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
         self._count += 1
         if self._count == 1:
             print("\nStopping: every run saves after its step. Once more to end them at once.", flush=True)
 
     def forward(self, processes: list[subprocess.Popen[bytes]]) -> None:
-        """Pass the wish on, each time once."""
+        """Send each received signal on to the runs, once."""
         if self._sent < self._count:
             end: Callable[[subprocess.Popen[bytes]], None] = subprocess.Popen.terminate
             end = end if self._count == 1 else subprocess.Popen.kill

@@ -1,20 +1,23 @@
-"""`dappr plan`: what a recipe will take, from shapes alone; the model is built without memory for its weights."""
+"""`dappr plan`: memory, steps and tokens of a recipe, estimated from shapes; the model is built on the meta device."""
 
 from __future__ import annotations
 
 import json
 import math
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..core.errors import UserError
 from ..core.planned_model import PlannedModel, count
 from ..core.recipe import Recipe
 
+if TYPE_CHECKING:
+    from ..methods import Method
+
 GIB = 1 << 30
 AUTOCAST = "bf16 autocast"
 QUANTISED = ("8-bit", "4-bit")
-_BLOCK, _SECOND = 64, 256  # bitsandbytes: weights per scale, scales per scale of scales
+_BLOCK, _SECOND = 64, 256  # bitsandbytes 4-bit: weights per scale; scales per second-level scale (double quantization)
 _OPTIMIZER_BYTES = {"sgd": 0, "adafactor": 0, "lion": 4, "adamw_bnb_8bit": 2, "paged_adamw_8bit": 2, "adamw_8bit": 2}
 _CARDS = (8, 12, 16, 24, 40, 48, 80)  # GiB of common GPUs
 
@@ -25,8 +28,8 @@ class Sizes:
 
     parameters: int
     trainable: int
-    linear: int  # weights of the base's linear layers, head left out: what bitsandbytes quantises
-    linear_rows: int  # their output rows, each with a scale in 8 bits
+    linear: int  # weights of the base model's linear layers without the head: those that bitsandbytes quantises
+    linear_rows: int  # their output features, each of which has a scale in 8-bit quantisation
     largest_unit: int  # parameters of the largest transformer block, or of embedding or head
     activations: int  # bytes that a forward pass keeps for the backward pass
     activations_checkpointed: int
@@ -35,7 +38,7 @@ class Sizes:
 
 @dataclass
 class Plan:
-    """Figures of one recipe; bytes are per GPU."""
+    """The estimates for one recipe; bytes are per GPU."""
 
     recipe: str
     model: str
@@ -58,19 +61,19 @@ class Plan:
     example: tuple[int, ...] = ()  # shape of one example: tokens, or channels, height and width
 
     def to_json(self) -> str:
-        """All figures as JSON."""
+        """The plan as JSON."""
         return json.dumps(asdict(self), indent=2)
 
 
 def measure(planned: PlannedModel, batch: int) -> Sizes:
     """
-    Count parameters and the bytes that a backward pass needs, without allocating anything.
+    Count parameters and the bytes of activations that a forward pass keeps, without allocating memory.
 
     Args:
         planned (`PlannedModel`):
             The model and its forward pass.
         batch (`int`):
-            Rows of one forward pass.
+            Batch size of the forward pass.
     """
     from ..training.memory import kept_bytes_by_block
 
@@ -103,7 +106,7 @@ def weight_bytes(sizes: Sizes, precision: str, double: bool = True) -> int:
             `"bf16"`, `"8-bit"` or `"4-bit"`. Quantised bases keep embeddings, norms and head in float32 while they
             train, as PEFT prepares them. `"float32"` or `"bf16 autocast"` for models that stay in float32.
         double (`bool`, *optional*, defaults to `True`):
-            4 bits: whether scales are quantised too.
+            4-bit only: whether the scales are quantised too (double quantization).
     """
     base = sizes.parameters - sizes.trainable
     if precision in ("float32", AUTOCAST):
@@ -119,39 +122,39 @@ def weight_bytes(sizes: Sizes, precision: str, double: bool = True) -> int:
 
 
 def gpu_memory(sizes: Sizes, precision: str, preset: str, gpus: int, state: int, activations: int) -> int | None:
-    """Bytes on each GPU under a launch preset; `None` where the combination does not work."""
+    """Bytes on each GPU under a launch preset; `None` for unsupported combinations of precision and preset."""
     if precision in QUANTISED and not sizes.linear:
         return None
     weights, grads = weight_bytes(sizes, precision), 4 * sizes.trainable
     unit = round(sizes.largest_unit / sizes.parameters * weights)
     if preset == "single_gpu":
         return weights + grads + state + activations
-    if preset == "multi_gpu":  # DDP keeps a second copy of the gradients to send
+    if preset == "multi_gpu":  # DDP keeps a second copy of the gradients in its buckets
         return weights + 2 * grads + state + activations
     if preset == "zero2":
         return weights + grads + (grads + state) // gpus + activations
-    if precision == "8-bit":  # bitsandbytes' 8-bit weights cannot be shared out
+    if precision == "8-bit":  # 8-bit weights of bitsandbytes cannot be sharded
         return None
-    return (weights + grads + state) // gpus + 2 * unit + activations  # one unit in use, the next on its way
+    return (weights + grads + state) // gpus + 2 * unit + activations  # one gathered unit in use, the next prefetched
 
 
 def plan(
     recipe: Recipe, config: str | None = None, gpus: int = 4, rows: int | None = None, length: int | None = None
 ) -> Plan:
     """
-    Work out what a recipe will take.
+    Estimate memory, steps and tokens of a recipe.
 
     Args:
         recipe (`Recipe`):
             The recipe.
         config (`str`, *optional*):
-            The model's `config.json`, if neither a folder nor the Hub has it.
+            The model's `config.json` or its folder, instead of the model named in the recipe.
         gpus (`int`, *optional*, defaults to 4):
-            GPUs of the presets for several; steps and tokens are those of one.
+            Number of GPUs of the multi-GPU presets; steps and tokens are those of one GPU.
         rows (`int`, *optional*):
-            Training rows, where the data is not at hand.
+            Number of training rows, if the data is not available.
         length (`int`, *optional*):
-            Tokens per prompt; by default the most that are allowed.
+            Tokens per prompt; by default `train.max_length`.
     """
     from ..inference.modality import plan_model
     from ..training.build import build_args, build_method
@@ -193,7 +196,7 @@ def plan(
 def _memory(
     planned: PlannedModel, sizes: Sizes, gpus: int, state: int, checkpointing: bool
 ) -> dict[str, dict[str, int | None]]:
-    """Bytes on each GPU by preset and precision."""
+    """Bytes on each GPU, by preset and precision."""
     kept = sizes.activations_checkpointed if checkpointing else sizes.activations
     activations = dict.fromkeys(planned.precisions, kept)
     if sizes.activations_autocast is not None:
@@ -205,7 +208,7 @@ def _memory(
 
 
 def steps_per_epoch(rows: int, batch: int, accumulation: int, drop_last: bool = False) -> int:
-    """Optimizer steps of one pass over the training rows, on one GPU."""
+    """Optimizer steps per epoch on one GPU."""
     batches = rows // batch if drop_last else math.ceil(rows / batch)
     return max(1, math.ceil(batches / accumulation))
 
@@ -217,7 +220,7 @@ def _auxiliary_rows(recipe: Recipe, rows: int) -> int:
 
 
 def _rows(recipe: Recipe) -> int:
-    """Training rows, counted where they are at hand."""
+    """Number of training rows, counted in the data."""
     from ..training.build import build_rows
 
     try:
@@ -226,8 +229,8 @@ def _rows(recipe: Recipe) -> int:
         raise UserError(f"{error} (or say how many training rows there are: --rows N)") from None
 
 
-def _coefficients(method: Any, steps: int, per_epoch: int) -> tuple[list[tuple[int, float]] | None, list[str]]:
-    """The coefficient in each epoch, for methods that have one, and what is odd about it."""
+def _coefficients(method: Method, steps: int, per_epoch: int) -> tuple[list[tuple[int, float]] | None, list[str]]:
+    """The regulariser's coefficient in each epoch (`None` for methods without a schedule), and warnings about it."""
     from ..methods.base import Progress, Scheduled
 
     if not isinstance(method, Scheduled):
@@ -249,7 +252,7 @@ def _coefficients(method: Any, steps: int, per_epoch: int) -> tuple[list[tuple[i
 
 
 def render(found: Plan) -> str:
-    """A plan as text."""
+    """Format a plan for the terminal."""
     sizes = found.sizes
     precisions = next(iter(found.memory.values()))
     lines = [
@@ -287,7 +290,7 @@ def render(found: Plan) -> str:
 
 
 def _activations(found: Plan) -> str:
-    """What a forward pass keeps, for one batch of prompts or images."""
+    """Text about the activations that one batch keeps for the backward pass."""
     sizes = found.sizes
     if sizes.activations_autocast is not None:
         shape = " x ".join(map(str, found.example))
@@ -302,4 +305,5 @@ def _activations(found: Plan) -> str:
 
 
 def _card(value: int) -> str:
+    """Memory of the smallest common GPU that fits this many bytes, with 10 % and 0.5 GiB to spare."""
     return next((f"{card} GB" for card in _CARDS if value / GIB * 1.1 + 0.5 <= card), "> 80 GB")

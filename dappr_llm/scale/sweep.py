@@ -1,9 +1,10 @@
 """
-`dappr sweep`: methods x seeds on one task, each run a process of its own, then one table.
+`dappr sweep`: train methods x seeds on one task, each run in its own process, and compare them in one table.
 
-A table file names seeds and rows. Its runs are plain `dappr train` runs in folders `OUT/ROW/seedN`: a finished one is
-recognised by its results and skipped, an interrupted one resumed, a failed one reported while the rest go on. Rows may
-also build on other runs: an ensemble of `members`, or another method's reading of the weights of a row (`weights_of`).
+A table file lists seeds and rows. Its runs are ordinary `dappr train` runs in folders `OUT/ROW/seedN`: finished runs
+(those with results) are skipped, interrupted ones resumed, failed ones reported while the others continue. A row may
+also build on other runs: an ensemble of `members` runs per seed, or another method applied to the trained weights of
+another row (`weights_of`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ..core import checkpoint
 from ..core.errors import UserError, nearest
@@ -24,7 +24,7 @@ from ..training.run_folder import claim_folder
 from .combine import combine_runs
 from .local_pool import Job, run_jobs, visible_devices
 
-MEMBER_STRIDE = 1000  # seeds of an ensemble's further members: seed + 1000, seed + 2000, …
+MEMBER_STRIDE = 1000  # member i of an ensemble is trained with seed + 1000 i
 _TABLE_KEYS = {"name", "description", "seeds", "set", "rows", "output_dir"}
 
 
@@ -34,12 +34,12 @@ class TableRow:
     One row of the table.
 
     Args:
-        name (`str`): Names its folder.
-        label (`str`): How the table shows it.
+        name (`str`): Name of its folder.
+        label (`str`): Name shown in the table.
         recipe (`Path`): Its recipe file.
-        overrides (`tuple[str, ...]`): Settings `section.key=value` of its runs.
-        members (`int`): More than 1: an ensemble of so many runs per seed.
-        weights_of (`str`, *optional*): Test the weights that this row trained, with this row's method.
+        overrides (`tuple[str, ...]`): Recipe overrides `section.key=value` of its runs.
+        members (`int`): Number of runs per seed; more than 1 make an ensemble.
+        weights_of (`str`, *optional*): Do not train; evaluate the weights of that other row with this row's method.
     """
 
     name: str
@@ -52,15 +52,15 @@ class TableRow:
 
 @dataclass
 class Table:
-    """A resolved table file."""
+    """A table file with all its recipes resolved."""
 
     name: str
     output_dir: Path
     seeds: list[int]
     rows: list[TableRow]
     description: str = ""
-    jobs: dict[str, Job] = field(default_factory=dict)  # every run by its folder
-    runs: dict[tuple[str, int], list[str]] = field(default_factory=dict)  # folders behind a row and seed
+    jobs: dict[str, Job] = field(default_factory=dict)  # by the run's folder
+    runs: dict[tuple[str, int], list[str]] = field(default_factory=dict)  # folders of the runs of each (row, seed)
 
 
 def load_table(
@@ -71,19 +71,19 @@ def load_table(
     only: list[str] | None = None,
 ) -> Table:
     """
-    Read a table file; every recipe in it is resolved, so that mistakes show before anything runs.
+    Read a table file and resolve all its recipes, so that errors in them show before anything runs.
 
     Args:
         path (`str` or `Path`):
             A YAML file, or the name of a shipped one.
         overrides (`Iterable[str]`, *optional*):
-            `"section.key=value"` settings of every run.
+            Recipe overrides `"section.key=value"` of every run.
         output_dir (`str`, *optional*):
-            Where runs and tables go; defaults to the file's `output_dir`, or `runs/NAME`.
+            Output folder of runs and tables; defaults to the file's `output_dir`, or `runs/NAME`.
         seeds (`list[int]`, *optional*):
-            Other seeds than the file's.
+            Seeds, instead of the file's.
         only (`list[str]`, *optional*):
-            Names of the rows to keep; the first row, with which others are compared, always stays.
+            Names of the rows to keep; the first row, the baseline, is always kept.
     """
     path = find_recipe(path)
     values = read_yaml(path)
@@ -106,13 +106,15 @@ def load_table(
     return table
 
 
-def _settings(values: Any, where: str) -> list[str]:
+def _settings(values: object, where: str) -> list[str]:
+    """A mapping `set:` as recipe overrides `section.key=value`."""
     if not isinstance(values, Mapping):
         raise UserError(f"{where}: `set` is a mapping of section.key to value, found {values!r}")
     return [f"{key}={json.dumps(value)}" for key, value in values.items()]  # JSON is YAML
 
 
-def _row(entry: Any, number: int, path: Path, shared: list[str]) -> TableRow:
+def _row(entry: object, number: int, path: Path, shared: list[str]) -> TableRow:
+    """One entry of `rows:`, checked; `shared` are the overrides of all rows."""
     where = f"{path}, row {number}"
     entry = {"recipe": entry} if isinstance(entry, str) else entry
     if not isinstance(entry, Mapping) or "recipe" not in entry:
@@ -155,9 +157,9 @@ def _keep(rows: list[TableRow], only: list[str] | None, where: str) -> list[Tabl
 
 
 def _plan(table: Table) -> None:
-    """Fill in the runs; rows with the same recipe and settings share theirs."""
-    owners: dict[Any, str] = {}
-    # Seed by seed: a table of everything is there early, and sharpens. Rows that read others' weights come after them.
+    """Fill in `table.jobs` and `table.runs`; rows with equal recipe and overrides share their runs."""
+    owners: dict[tuple[Path, tuple[str, ...], str | None], str] = {}
+    # Seed by seed, so that all rows can be compared early. Rows that use the weights of others come after them.
     ordered = sorted(table.rows, key=lambda row: (row.members > 1, row.weights_of is not None))
     for seed in table.seeds:
         for row in ordered:
@@ -185,26 +187,26 @@ def job_recipe(job: Job) -> Recipe:
 
 
 def is_finished(job: Job) -> bool:
-    """Whether a run is there already; a folder that holds another run is an error."""
+    """Whether the run is finished; `UserError` if its folder holds a different run."""
     return claim_folder(job_recipe(job), job.folder, "auto", overwrite=False)
 
 
 def sweep(table: Table, jobs: int | None = None, dry_run: bool = False, tables_only: bool = False) -> int:
     """
-    Run what is not finished yet, then write the table.
+    Run the jobs that are not finished, then write the comparison table.
 
     Args:
         table (`Table`):
-            From `load_table`.
+            From [`load_table`].
         jobs (`int`, *optional*):
-            Runs at a time; defaults to one per visible GPU, or 1.
+            Number of parallel runs; defaults to one per visible GPU, or 1.
         dry_run (`bool`, *optional*, defaults to `False`):
             List the runs and stop.
         tables_only (`bool`, *optional*, defaults to `False`):
-            Run nothing.
+            Start no run; only write the table.
 
     Returns:
-        An exit code: 0, 1 if runs failed, 130 if interrupted.
+        `int`: Exit code: 0, 1 if runs failed, 130 if interrupted.
     """
     done = {name for name, job in table.jobs.items() if is_finished(job)}
     left = [job for name, job in table.jobs.items() if name not in done]
@@ -233,7 +235,7 @@ def sweep(table: Table, jobs: int | None = None, dry_run: bool = False, tables_o
 
 
 def collect(table: Table) -> list[Row]:
-    """Tables of every row and seed whose runs are finished; ensembles are combined on the way."""
+    """Prediction tables of every row and seed whose runs are finished; combines the members of ensembles."""
     rows = []
     for row in table.rows:
         found: dict[int, dict[str, PredictionTable]] = {}

@@ -72,6 +72,16 @@ def test_flags_reach_their_options():
     assert found.rule == calibrate.RuleOptions(0.2, 0.3, 0.4, 0.5, "aps", "epistemic") and found.out == "o"
 
 
+def test_options_are_the_arguments_of_their_names():
+    """An argument that the verb does not have is a mistake in the code, never silently the default."""
+    args = parse("calibrate", "run", "--alpha", "0.2")
+    assert shared.options_from(calibrate.RuleOptions, args, score="aps") == calibrate.RuleOptions(0.2, score="aps")
+    with pytest.raises(AttributeError, match="abstain_on"):
+        shared.options_from(
+            calibrate.RuleOptions, parse("report", "run"), alpha=0.1, max_risk=None, min_coverage=None, confidence=0.9
+        )
+
+
 def test_launched_processes_get_the_same_command():
     line = (
         "train r.yaml --set a.b=1 --output-dir out --data-root d --resume --overwrite --launch cpu_2 --launch-args x"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dappr_llm.core.errors import UserError
-from dappr_llm.evaluation import metrics
+from dappr_llm.evaluation import calibration_metrics
 from dappr_llm.evaluation.evaluators import evaluate_tables
 from dappr_llm.evaluation.prediction_table import PredictionTable
 from dappr_llm.evaluation.reporting.figures import plot_alpha0, plot_reliability
@@ -173,14 +173,14 @@ def test_plot_reliability_draws_the_bins(tmp_path, drawn):
     top, bottom = drawn[0].axes
     probs, labels = table.probs[20:], table.labels[20:]
     correct = probs.argmax(axis=1) == labels
-    count, confidence, accuracy = metrics.reliability_bins(probs.max(axis=1), correct)
+    count, confidence, accuracy = calibration_metrics.reliability_bins(probs.max(axis=1), correct)
     full = count > 0
     bars, gaps = top.containers
     np.testing.assert_allclose([bar.get_height() for bar in bars], accuracy[full])
     tops = [gap.get_y() + gap.get_height() for gap in gaps]
     np.testing.assert_allclose(tops, confidence[full])
     assert [bar.get_height() for bar in bottom.containers[0]] == count.tolist() and len(count) == 15
-    assert f"ECE {100 * metrics.ece(probs.max(axis=1), correct):.2f} %" in top.get_title()
+    assert f"ECE {100 * calibration_metrics.ece(probs.max(axis=1), correct):.2f} %" in top.get_title()
     assert "n = 180" in top.get_title()
 
 

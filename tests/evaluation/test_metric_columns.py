@@ -8,7 +8,13 @@ import pytest
 from random_tables import make_table
 from sklearn.metrics import f1_score
 
-from dappr_llm.evaluation import bootstrap_metrics, evaluators, metric_columns, metrics
+from dappr_llm.evaluation import (
+    bootstrap_metrics,
+    calibration_metrics,
+    classification_metrics,
+    evaluators,
+    metric_columns,
+)
 from dappr_llm.evaluation.bootstrap import bootstrap
 from dappr_llm.evaluation.evaluators import evaluate_id, evaluate_tables
 from dappr_llm.evaluation.metric_columns import ANSWERS, DETECTION, METRICS, Metric, columns, detection_columns, find
@@ -28,6 +34,13 @@ def test_every_result_is_declared_and_every_declaration_is_a_result():
     assert found == {metric.key for metric in METRICS} and len(found) == len(METRICS)
     intervals = bootstrap(reference, {"x": other}, resamples=5)
     assert set(intervals) == {key for key in results if find(key) and find(key)[0].estimate}
+
+
+def test_every_declared_function_exists_where_it_is_declared():
+    for metric in ANSWERS:
+        module, name = metric.function.split(".")
+        function = evaluators.function_of(metric)
+        assert function.__name__ == name and function.__module__ == f"dappr_llm.evaluation.{module}"
 
 
 def test_every_metric_is_documented():
@@ -66,33 +79,41 @@ def test_macro_f1_is_scikit_learns(seed):
 def test_macro_f1_in_corner_cases():
     probs = np.array([[0.9, 0.1, 0.0], [0.8, 0.2, 0.0], [0.3, 0.7, 0.0]])
     # The third class occurs nowhere and does not count; the second is predicted but never right.
-    assert metrics.macro_f1(probs, np.array([0, 0, 0])) == pytest.approx((4 / 5 + 0) / 2)
-    assert metrics.macro_f1(probs, np.array([0, 0, 1])) == 1
+    assert classification_metrics.macro_f1(probs, np.array([0, 0, 0])) == pytest.approx((4 / 5 + 0) / 2)
+    assert classification_metrics.macro_f1(probs, np.array([0, 0, 1])) == 1
     # A row with NaN predicts nothing: a miss of its label, and no false alarm of another class.
     broken = np.vstack([probs, np.full((1, 3), np.nan)])
-    assert metrics.macro_f1(broken, np.array([0, 0, 1, 1])) == pytest.approx((1 + 2 / 3) / 2)
-    assert math.isnan(metrics.macro_f1(probs[:0], np.array([], dtype=int)))
+    assert classification_metrics.macro_f1(broken, np.array([0, 0, 1, 1])) == pytest.approx((1 + 2 / 3) / 2)
+    assert math.isnan(classification_metrics.macro_f1(probs[:0], np.array([], dtype=int)))
 
 
 def test_weights_of_macro_f1_stand_for_repeated_rows():
     rng = np.random.default_rng(0)
     table = make_table(50, options=5, mixed=True)
     probs, weights = table.reading("own").probs, rng.multinomial(50, np.full(50, 1 / 50), size=20).astype(float)
-    found = metrics.macro_f1(probs, table.labels, weights=weights)
+    found = classification_metrics.macro_f1(probs, table.labels, weights=weights)
     for number, counts in enumerate(weights):
         rows = np.repeat(np.arange(50), counts.astype(int))
         expected = f1_score(table.labels[rows], probs[rows].argmax(axis=1), average="macro")
         assert found[number] == pytest.approx(expected, abs=1e-12)
-    assert np.isnan(metrics.macro_f1(probs, table.labels, weights=np.zeros((1, 50)))).all()
+    assert np.isnan(classification_metrics.macro_f1(probs, table.labels, weights=np.zeros((1, 50)))).all()
 
 
 def test_one_entry_and_one_function_make_a_metric(monkeypatch):
     """A function that knows nothing of weights: the bootstrap repeats rows for it."""
-    entry = Metric("sure_share", "sure", "Share of answers above 0.5", inputs=("confidence",))
+    entry = Metric(
+        "sure_share",
+        "sure",
+        "Share of answers above 0.5",
+        function="calibration_metrics.sure_share",
+        inputs=("confidence",),
+    )
     for module in (evaluators, bootstrap_metrics):
         monkeypatch.setattr(module, "ANSWERS", (*ANSWERS, entry))
     monkeypatch.setitem(metric_columns.BY_KEY, entry.key, entry)
-    monkeypatch.setattr(metrics, "sure_share", lambda confidence: float((confidence > 0.5).mean()), raising=False)
+    monkeypatch.setattr(
+        calibration_metrics, "sure_share", lambda confidence: float((confidence > 0.5).mean()), raising=False
+    )
     table = make_table(90, unlabelled=5)
     results = evaluate_tables(table, {})
     assert results["id/sure_share"] == (table.reading("own").probs[5:].max(axis=1) > 0.5).mean()

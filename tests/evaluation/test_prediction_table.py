@@ -356,7 +356,7 @@ def test_parquet_holds_the_same_numbers(tmp_path):
 
 def test_evaluation_imports_without_torch():
     code = (
-        "import sys; import dappr_llm.evaluation.prediction_table, dappr_llm.evaluation.metrics, dappr_llm.evaluation.evaluators, dappr_llm.evaluation.reporting.figures, dappr_llm.evaluation.reporting.text_tables; "
+        "import sys; import dappr_llm.evaluation.prediction_table, dappr_llm.evaluation.classification_metrics, dappr_llm.evaluation.calibration_metrics, dappr_llm.evaluation.ranking_metrics, dappr_llm.evaluation.evaluators, dappr_llm.evaluation.reporting.figures, dappr_llm.evaluation.reporting.text_tables; "
         "print([n for n in ('torch', 'transformers', 'peft', 'datasets', 'matplotlib') if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -16,7 +16,7 @@ from random_tables import make_table
 from dappr_llm.commands.main import main
 from dappr_llm.core.errors import UserError
 from dappr_llm.evaluation.evaluators import evaluate_tables
-from dappr_llm.evaluation.item_texts import Question, load_questions, questions_path, save_questions
+from dappr_llm.evaluation.item_texts import ItemText, item_texts_path, load_item_texts, save_item_texts
 from dappr_llm.evaluation.prediction_table import PredictionTable
 from dappr_llm.evaluation.reporting import write_report
 from dappr_llm.evaluation.reporting.cases import case_groups
@@ -42,7 +42,7 @@ def write_run(folder, seed=0, texts=True, task="obqa", alpha=True):
         table.save(path)
         if texts:
             rows = [{"id": i, "question": f"Question {i}? {HOSTILE}", "options": [HOSTILE, "b", "c", "d"]} for i in table.ids]  # fmt: skip
-            save_questions(rows, path)
+            save_item_texts(rows, path)
     meta = {"id": task, "ood": ["arc_c"], "split": "test", "method": "dappr"}
     save_results(evaluate_tables(tables[task], {"arc_c": tables["arc_c"]}), meta, folder / "results.json")
     return folder
@@ -198,7 +198,7 @@ def test_broken_rows_are_refused_unless_allowed_and_then_come_first(run_folder, 
 def test_cases_are_the_most_uncertain_and_the_surest_mistakes():
     probs = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.5, 0.5]])
     table = PredictionTable.from_arrays(list("abcd"), [1, 1, 1, 0], probs, meta={"num_choices": 2})
-    run = RunData("r", "t", {"t": table}, {"t": {"a": Question("why?", ("x", "y"))}})
+    run = RunData("r", "t", {"t": table}, {"t": {"a": ItemText("why?", ("x", "y"))}})
     uncertain, wrong = case_groups(run, count=2)
     assert [case.id for case in uncertain.cases] == ["d", "c"]
     assert [case.id for case in wrong.cases] == ["a", "c"]
@@ -257,14 +257,14 @@ def test_texts_are_escaped_in_markdown_and_latex():
     assert interval_text((-0.02, -0.01), "percent") == "-2.0 to -1.0"
 
 
-def test_questions_round_trip_and_name_the_bad_line(tmp_path):
+def test_item_texts_round_trip_and_name_the_bad_line(tmp_path):
     path = tmp_path / "t.npz"
-    assert load_questions(path) == {}
-    save_questions([{"id": "a", "question": "wie?\nso", "options": ["ä", "b"]}], path)
-    assert load_questions(path) == {"a": Question("wie?\nso", ("ä", "b"))}
-    questions_path(path).write_text('{"id": "a", "question": "q", "options": []}\n{"id": 3}\n')
+    assert load_item_texts(path) == {}
+    save_item_texts([{"id": "a", "question": "wie?\nso", "options": ["ä", "b"]}], path)
+    assert load_item_texts(path) == {"a": ItemText("wie?\nso", ("ä", "b"))}
+    item_texts_path(path).write_text('{"id": "a", "question": "q", "options": []}\n{"id": 3}\n')
     with pytest.raises(UserError, match=r"t\.items\.jsonl, line 2"):
-        load_questions(path)
+        load_item_texts(path)
 
 
 def test_report_and_evaluate_with_torch_blocked(run_folder, tmp_path):

@@ -4,7 +4,7 @@ import pytest
 from random_tables import make_table
 
 from dappr_llm.core.errors import UserError
-from dappr_llm.evaluation.item_texts import save_questions
+from dappr_llm.evaluation.item_texts import save_item_texts
 from dappr_llm.evaluation.results import save_results
 from dappr_llm.evaluation.runs import find_runs, load_run
 
@@ -42,7 +42,7 @@ def test_tables_are_where_the_results_say(tmp_path):
 def test_nothing_is_read_before_it_is_needed(tmp_path):
     folder = write(tmp_path / "run")
     table = folder / "predictions" / "arc_c-test.npz"
-    save_questions([{"id": "arc_c-0", "question": "q?", "options": ["x", "y"]}], table)
+    save_item_texts([{"id": "arc_c-0", "question": "q?", "options": ["x", "y"]}], table)
     table.write_bytes(b"broken")
     run = load_run(folder, require="results")
     assert run.item_texts["arc_c"]["arc_c-0"].question == "q?" and run.item_texts["obqa"] == {}

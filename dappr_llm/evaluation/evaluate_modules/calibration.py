@@ -5,7 +5,7 @@ import datasets
 import evaluate
 import numpy as np
 
-from dappr_llm.evaluation import metrics
+from dappr_llm.evaluation import calibration_metrics, classification_metrics
 
 _DESCRIPTION = """Quality and calibration of class probabilities: accuracy, NLL, Brier score, expected calibration
 error over 15 equal-width bins with its noise floor, over equally filled bins, per class, and the largest gap."""
@@ -13,11 +13,11 @@ error over 15 equal-width bins with its noise floor, over equally filled bins, p
 _INPUTS = """
 Args:
     predictions: one list of probabilities per row; rows may have different numbers of options.
-    references: the right option of each row.
+    references: index of the correct option of each row.
     bins: number of bins of the calibration errors (default: 15).
 Returns:
-    accuracy, nll, brier, ece, ece_floor (what chance alone would show at this size), ece_equal_mass, ece_classwise,
-    mce.
+    accuracy, nll, brier, ece, ece_floor (expected ECE of a calibrated model on as many rows), ece_equal_mass,
+    ece_classwise, mce.
 Examples:
     >>> Calibration().compute(predictions=[[0.9, 0.1], [0.4, 0.6]], references=[0, 0])["accuracy"]
     0.5
@@ -38,7 +38,7 @@ class Calibration(evaluate.Metric):
             description=_DESCRIPTION, citation="", inputs_description=_INPUTS, features=features
         )
 
-    def _compute(self, predictions, references, bins=metrics.NUM_BINS):
+    def _compute(self, predictions, references, bins=calibration_metrics.NUM_BINS):
         counts = np.array([len(row) for row in predictions])
         probs = np.zeros((len(counts), counts.max(initial=1)))
         for row, values in enumerate(predictions):
@@ -47,14 +47,14 @@ class Calibration(evaluate.Metric):
             worst = int(np.argmax(np.abs(probs.sum(axis=1) - 1)))
             raise ValueError(f"predictions must be probabilities, but row {worst} sums to {probs[worst].sum():.4g}")
         labels = np.asarray(references)
-        correct, confidence = metrics.is_correct(probs, labels), probs.max(axis=1)
+        correct, confidence = classification_metrics.is_correct(probs, labels), probs.max(axis=1)
         return {
-            "accuracy": metrics.accuracy(probs, labels),
-            "nll": metrics.nll(probs, labels),
-            "brier": metrics.brier(probs, labels),
-            "ece": metrics.ece(confidence, correct, bins),
-            "ece_floor": metrics.ece_floor(confidence, bins),
-            "ece_equal_mass": metrics.equal_mass_ece(confidence, correct, bins),
-            "ece_classwise": metrics.classwise_ece(probs, labels, counts, bins),
-            "mce": metrics.mce(confidence, correct, bins),
+            "accuracy": classification_metrics.accuracy(probs, labels),
+            "nll": classification_metrics.nll(probs, labels),
+            "brier": classification_metrics.brier(probs, labels),
+            "ece": calibration_metrics.ece(confidence, correct, bins),
+            "ece_floor": calibration_metrics.ece_floor(confidence, bins),
+            "ece_equal_mass": calibration_metrics.equal_mass_ece(confidence, correct, bins),
+            "ece_classwise": calibration_metrics.classwise_ece(probs, labels, counts, bins),
+            "mce": calibration_metrics.mce(confidence, correct, bins),
         }

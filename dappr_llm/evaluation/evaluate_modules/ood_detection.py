@@ -1,11 +1,10 @@
-"""How well an uncertainty tells in-distribution rows from others, as an `evaluate.Metric`."""
+"""Out-of-distribution detection by an uncertainty, as an `evaluate.Metric`."""
 
 # `evaluate.load` copies this file elsewhere before it imports it: no relative imports.
-import datasets
 import evaluate
-import numpy as np
 
-from dappr_llm.evaluation import metrics
+from dappr_llm.evaluation import ranking_metrics
+from dappr_llm.evaluation.evaluate_modules import as_ranking, uncertainty_info
 
 _DESCRIPTION = """Out-of-distribution detection from one uncertainty per row: AUROC, AUPR with in-distribution rows as
 positives, AUPR with the others as positives, and the false-positive rate at 95 % true positives."""
@@ -26,13 +25,8 @@ class OODDetection(evaluate.Metric):
     """See `OODDetection().description` and `OODDetection().inputs_description`."""
 
     def _info(self):
-        features = datasets.Features({"predictions": datasets.Value("float64"), "references": datasets.Value("int64")})
-        return evaluate.MetricInfo(
-            description=_DESCRIPTION, citation="", inputs_description=_INPUTS, features=features
-        )
+        return uncertainty_info(_DESCRIPTION, _INPUTS)
 
     def _compute(self, predictions, references):
-        uncertainty, is_id = np.asarray(predictions, dtype=np.float64), np.asarray(references)
-        if not np.isin(is_id, (0, 1)).all():
-            raise ValueError("references must be 1 (in distribution) or 0 (not)")
-        return metrics.ood_scores(uncertainty[is_id == 1], uncertainty[is_id == 0])
+        uncertainty, is_id = as_ranking(predictions, references, one="in distribution", zero="not")
+        return ranking_metrics.ood_scores(uncertainty[is_id], uncertainty[~is_id])

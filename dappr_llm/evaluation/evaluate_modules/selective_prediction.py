@@ -1,11 +1,10 @@
-"""What is gained by leaving uncertain rows unanswered, as an `evaluate.Metric`."""
+"""Selective prediction (abstaining on uncertain rows), as an `evaluate.Metric`."""
 
 # `evaluate.load` copies this file elsewhere before it imports it: no relative imports.
-import datasets
 import evaluate
-import numpy as np
 
-from dappr_llm.evaluation import metrics
+from dappr_llm.evaluation import ranking_metrics
+from dappr_llm.evaluation.evaluate_modules import as_ranking, uncertainty_info
 
 _DESCRIPTION = """Selective prediction from one uncertainty per row: area under the risk-coverage curve, its excess
 over a perfect ranking, risk at a coverage, coverage at a risk, and AUROC and AUPR of right against wrong answers."""
@@ -28,21 +27,15 @@ class SelectivePrediction(evaluate.Metric):
     """See `SelectivePrediction().description` and `SelectivePrediction().inputs_description`."""
 
     def _info(self):
-        features = datasets.Features({"predictions": datasets.Value("float64"), "references": datasets.Value("int64")})
-        return evaluate.MetricInfo(
-            description=_DESCRIPTION, citation="", inputs_description=_INPUTS, features=features
-        )
+        return uncertainty_info(_DESCRIPTION, _INPUTS)
 
-    def _compute(self, predictions, references, coverage=metrics.COVERAGE, risk=metrics.RISK):
-        uncertainty, correct = np.asarray(predictions, dtype=np.float64), np.asarray(references)
-        if not np.isin(correct, (0, 1)).all():
-            raise ValueError("references must be 1 (right) or 0 (wrong)")
-        correct = correct == 1
+    def _compute(self, predictions, references, coverage=ranking_metrics.COVERAGE, risk=ranking_metrics.RISK):
+        uncertainty, correct = as_ranking(predictions, references, one="right", zero="wrong")
         return {
-            "aurc": metrics.aurc(correct, uncertainty),
-            "excess_aurc": metrics.excess_aurc(correct, uncertainty),
-            "risk_at_coverage": metrics.risk_at_coverage(correct, uncertainty, coverage),
-            "coverage_at_risk": metrics.coverage_at_risk(correct, uncertainty, risk),
-            "auroc": metrics.confidence_auroc(correct, uncertainty),
-            "aupr": metrics.confidence_aupr(correct, uncertainty),
+            "aurc": ranking_metrics.aurc(correct, uncertainty),
+            "excess_aurc": ranking_metrics.excess_aurc(correct, uncertainty),
+            "risk_at_coverage": ranking_metrics.risk_at_coverage(correct, uncertainty, coverage),
+            "coverage_at_risk": ranking_metrics.coverage_at_risk(correct, uncertainty, risk),
+            "auroc": ranking_metrics.confidence_auroc(correct, uncertainty),
+            "aupr": ranking_metrics.confidence_aupr(correct, uncertainty),
         }

@@ -1,4 +1,4 @@
-"""The report's figures, each with its legend, a caption, and its numbers as a table where they are few."""
+"""The report's figures: inline SVG with legend and caption, and a table of the plotted values where they are few."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .. import metrics
+from .. import calibration_metrics, classification_metrics, ranking_metrics
 from ..bootstrap import LEVEL
 from ..evaluators import ood_uncertainties, uncertainty
 from ..prediction_table import PredictionTable
@@ -18,13 +18,13 @@ _QUANTILES = 10
 _HISTOGRAM_BINS = 32
 # Beyond this ratio of largest to smallest value, a linear axis squeezes most items into one bin.
 _LOG_SPREAD = 20
-# (letters, suffix of the results' keys, CSS class, words)
+# (slots of `ood_uncertainties`, suffix of the result keys, CSS class, text in the legend)
 _READINGS = (("train", "", "", "matched"), ("task", "_published", " dashed", "published"))
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure: inline SVG, (CSS class, words) of its legend, a caption, and its numbers."""
+    """A figure: inline SVG, caption, `(CSS class, text)` of each legend entry, and a table of the plotted values."""
 
     title: str
     svg: str
@@ -34,7 +34,7 @@ class Chart:
 
 
 def wilson(successes: float, count: float) -> tuple[float, float]:
-    """95 % interval of a share, which behaves at 0 and 1 and for few items (Wilson's score interval)."""
+    """Wilson's 95 % score interval of a proportion, which is valid near 0 and 1 and for few items."""
     from scipy.stats import binomtest
 
     found = binomtest(round(successes), round(count)).proportion_ci(confidence_level=LEVEL, method="wilson")
@@ -42,32 +42,32 @@ def wilson(successes: float, count: float) -> tuple[float, float]:
 
 
 def answered(table: PredictionTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows with a known label and finite numbers: their places, confidence, and whether the answer is right."""
+    """Labelled rows without NaN or Inf: their indices, confidences and whether the answer is correct, `[N]` each."""
     rows = np.flatnonzero((table.labels >= 0) & ~table.nan_rows)
     probs = table.reading("own").probs[rows]
-    return rows, probs.max(axis=1, initial=0), metrics.is_correct(probs, table.labels[rows])
+    return rows, probs.max(axis=1, initial=0), classification_metrics.is_correct(probs, table.labels[rows])
 
 
 def reliability(run: RunData, task: str) -> Chart | None:
-    """Accuracy against confidence over the bins of the ECE, with each bin's interval and number of items."""
+    """Reliability diagram over the bins of the ECE, with the interval and number of items of each bin."""
     _, confidence, correct = answered(run.tables[task])
     if not len(correct):
         return None
-    count, mean, accuracy = metrics.reliability_bins(confidence, correct)
+    count, mean, accuracy = calibration_metrics.reliability_bins(confidence, correct)
     edges = np.linspace(0, 1, len(count) + 1)
     plot = svg.Plot((0, 1), (0, 1), "confidence, %", "accuracy, %", percent="xy")
     rows = []
     for b in np.flatnonzero(count):
         low, high = wilson(accuracy[b] * count[b], count[b])
         place = f"{100 * edges[b]:.0f}–{100 * edges[b + 1]:.0f} %"
-        words = f"confidence {place}: accuracy {100 * accuracy[b]:.1f} %, {count[b]:.0f} items"
-        plot.bar(edges[b], edges[b + 1], 0, accuracy[b], "fill c0", words)
+        tooltip = f"confidence {place}: accuracy {100 * accuracy[b]:.1f} %, {count[b]:.0f} items"
+        plot.bar(edges[b], edges[b + 1], 0, accuracy[b], "fill c0", tooltip)
         plot.bar(edges[b], edges[b + 1], min(accuracy[b], mean[b]), max(accuracy[b], mean[b]), "gap")
         plot.whisker((edges[b] + edges[b + 1]) / 2, low, high)
         cells = [Cell(f"{count[b]:.0f}"), Cell(number(mean[b], "percent"))]
         rows.append(([place], [*cells, Cell(number(accuracy[b], "percent"), interval_text((low, high), "percent"))]))
     plot.line([(0, 0), (1, 1)], "line ideal")
-    error, floor = metrics.ece(confidence, correct), metrics.ece_floor(confidence)
+    error, floor = calibration_metrics.ece(confidence, correct), calibration_metrics.ece_floor(confidence)
     caption = (
         f"ECE {100 * error:.2f} %; chance alone would show {100 * floor:.2f} % at {len(correct)} items. "
         "Below: items per bin."
@@ -87,7 +87,7 @@ def _bin_counts(edges: np.ndarray, count: np.ndarray) -> str:
 
 
 def histogram(run: RunData, evidence: bool) -> Chart | None:
-    """Total evidence, or epistemic uncertainty, in distribution against every other task, on the training letters."""
+    """Histograms of total evidence or epistemic uncertainty by task, all items read on the letters of training."""
     letters = run.id_table.meta.get("num_choices", run.id_table.width)
     values = {}
     for task, table in run.tables.items():
@@ -129,7 +129,7 @@ def histogram(run: RunData, evidence: bool) -> Chart | None:
 
 
 def roc(runs: list[RunData], task: str) -> Chart:
-    """Items in distribution accepted against items of another task accepted, for every run and reading."""
+    """ROC curves of OOD detection for every run and reading: share of accepted ID items against accepted OOD items."""
     from sklearn.metrics import roc_curve
 
     plot = svg.Plot((0, 1), (0, 1), f"{task} accepted, %", f"{runs[0].id_name} accepted, %", percent="xy")
@@ -137,7 +137,7 @@ def roc(runs: list[RunData], task: str) -> Chart:
     legend = []
     single = all(run.one_reading for run in runs)
     for i, run in enumerate(runs):
-        for slots, suffix, kind, words in _READINGS[:1] if single else _READINGS:
+        for slots, suffix, kind, reading in _READINGS[:1] if single else _READINGS:
             one, other = ood_uncertainties(run.id_table, run.tables[task], run.score, slots)
             score = -np.nan_to_num(np.concatenate([one, other]).astype(np.float64), nan=np.inf, posinf=np.inf)
             ranks = np.unique(score, return_inverse=True)[1]
@@ -146,26 +146,26 @@ def roc(runs: list[RunData], task: str) -> Chart:
             key = f"ood/{task}/auroc{suffix}"
             pair = interval_text(run.intervals.get(key), "percent")
             value = number(run.results[key], "percent")
-            name = ", ".join([*([run.name] if len(runs) > 1 else []), *([] if single else [words])])
-            words = f"{name}: AUROC {value}" if name else f"AUROC {value}"
-            legend.append((f"c{i % 7}{kind}", words + (f" ({pair})" if pair else "")))
-    caption = "The surest first, from the left."
+            name = ", ".join([*([run.name] if len(runs) > 1 else []), *([] if single else [reading])])
+            text = f"{name}: AUROC {value}" if name else f"AUROC {value}"
+            legend.append((f"c{i % 7}{kind}", text + (f" ({pair})" if pair else "")))
+    caption = "Items are accepted in the order of their uncertainty, the least uncertain first."
     if not single:
         caption = (
             "Matched: both sides on the training letters. Published: each task on its own letters, which by itself "
-            "makes tasks with more options look foreign."
+            "raises the uncertainty of tasks with more options."
         )
     return Chart(f"ROC, {task}", plot.render(f"ROC curves of telling {task} apart"), caption, legend)
 
 
 def risk_coverage(runs: list[RunData]) -> Chart | None:
-    """Share of wrong answers among the surest ones."""
+    """Risk-coverage curves of the answers in distribution, ranked by aleatoric uncertainty."""
     curves = []
     for run in runs:
         rows, _, correct = answered(run.id_table)
         if len(correct):
             ranked = run.id_table.reading("own").aleatoric[rows]
-            curves.append((run, *metrics.risk_curve(correct, ranked)))
+            curves.append((run, *ranking_metrics.risk_curve(correct, ranked)))
     if not curves:
         return None
     top = max(float(risk.max()) for _, _, risk in curves) or 0.01
@@ -174,14 +174,14 @@ def risk_coverage(runs: list[RunData]) -> Chart | None:
     for i, (run, coverage, risk) in enumerate(curves):
         plot.line(zip(coverage.tolist(), risk.tolist(), strict=True), f"line c{i % 7}")
         pair = interval_text(run.intervals.get("id/aurc"), "plain")
-        words = f"{run.name}: AURC {number(run.results['id/aurc'], 'plain')}" + (f" ({pair})" if pair else "")
-        legend.append((f"c{i % 7}", words))
-    caption = "The surest answers first, by aleatoric uncertainty; the rest is left unanswered."
+        text = f"{run.name}: AURC {number(run.results['id/aurc'], 'plain')}" + (f" ({pair})" if pair else "")
+        legend.append((f"c{i % 7}", text))
+    caption = "Share of wrong answers if only the items of least aleatoric uncertainty are answered."
     return Chart("Risk and coverage", plot.render("Risk-coverage curves"), caption, legend)
 
 
 def accuracy_by_quantile(run: RunData, task: str) -> Chart | None:
-    """Accuracy of items from the least to the most epistemic uncertainty."""
+    """Accuracy per decile of epistemic uncertainty, from the least to the most uncertain items."""
     table = run.tables[task]
     rows, _, correct = answered(table)
     if len(correct) < _QUANTILES:
@@ -198,7 +198,7 @@ def accuracy_by_quantile(run: RunData, task: str) -> Chart | None:
         value = Cell(number(part.mean(), "percent"), interval_text((low, high), "percent"))
         cells.append(([place], [Cell(str(len(part))), value]))
     plot.line([(0, correct.mean()), (1, correct.mean())], "line ideal")
-    caption = "From the items the model knows best (left) to those it knows least: accuracy should fall to the right."
+    caption = "From the least uncertain items (left) to the most uncertain: accuracy should fall to the right."
     numbers = Table(f"Accuracy by epistemic quantile, {task}", ["quantile"], ["items", "accuracy"], cells)
     legend = [("c0", "accuracy"), ("whisker", "95 % interval"), ("ideal", "all items")]
     label = f"Accuracy by epistemic quantile, {task}"

@@ -1,4 +1,4 @@
-"""Pictures of prediction tables with matplotlib, and what the paper's figures share with them."""
+"""Matplotlib figures of prediction tables, and the style that the paper's figures share with them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from ...core.errors import UserError
 from ...core.files import PathLike, atomic_write
-from .. import metrics
+from .. import calibration_metrics, classification_metrics
 from ..evaluators import num_letters
 from ..prediction_table import PredictionTable
 
@@ -36,14 +36,14 @@ def plot_reliability(table: PredictionTable, path: PathLike) -> None:
     if not known.any():
         raise UserError("A reliability diagram needs items of known label, but the table has none.")
     probs = table.reading("own").probs[known]
-    confidence, correct = probs.max(axis=1), metrics.is_correct(probs, table.labels[known])
-    count, mean_confidence, accuracy = metrics.reliability_bins(confidence, correct)
+    confidence, correct = probs.max(axis=1), classification_metrics.is_correct(probs, table.labels[known])
+    count, mean_confidence, accuracy = calibration_metrics.reliability_bins(confidence, correct)
     edges = np.linspace(0, 1, len(count) + 1)
 
     figure = new_figure(4.2, 4.9)
     top, bottom = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [3.2, 1], "hspace": 0.1})
     _draw_calibration(top, edges, count, mean_confidence, accuracy)
-    title = f"ECE {100 * metrics.ece(confidence, correct):.2f} %,  n = {len(confidence)}"
+    title = f"ECE {100 * calibration_metrics.ece(confidence, correct):.2f} %,  n = {len(confidence)}"
     name = " · ".join(str(table.meta[key]) for key in ("method", "task") if table.meta.get(key))
     top.set_title(f"{name}\n{title}" if name else title, fontsize=10, pad=20)
     bottom.bar(edges[:-1], count, np.diff(edges), align="edge", color="#999999", edgecolor="white", linewidth=0.8)
@@ -106,7 +106,7 @@ def _draw_calibration(
         linewidth=0.8,
         label="gap to confidence",
     )
-    # Drawn last: in bins of few items only this line tells the bar's top from the gap's.
+    # Drawn last: where the gap is small, this line still shows the top of the accuracy bar.
     axes.hlines(accuracy, left, left + width, color=COLOURS[0], linewidth=2)
     axes.plot([0, 1], [0, 1], linestyle="--", color="#333333", linewidth=1, label="perfect calibration")
     axes.set(ylabel="accuracy", ylim=(0, 1.01))
@@ -128,7 +128,7 @@ def _draw_histograms(axes: Axes, values: dict[str, np.ndarray]) -> None:
         edges = np.linspace(low, high, 33) if high > low else np.linspace(low - 0.5, high + 0.5, 33)
     for number, (name, value) in enumerate(values.items()):
         colour, style = COLOURS[number % len(COLOURS)], STYLES[number % len(STYLES)]
-        # Rounding may put the largest value a hair beyond the last edge.
+        # Rounding may put the largest value slightly beyond the last edge.
         share = np.histogram(value.clip(edges[0], edges[-1]), edges)[0] / len(value)
         median = float(np.median(value))
         if number == 0:
@@ -141,7 +141,7 @@ def _draw_histograms(axes: Axes, values: dict[str, np.ndarray]) -> None:
 
 
 def legend_above(axes: Axes, ncols: int) -> None:
-    """A legend above the axes: inside it would hide data, whatever corner it takes."""
+    """A legend above the axes; inside, it would hide data in any corner."""
     place: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (0.5, 1), "borderaxespad": 0.2}
     axes.legend(**place, ncols=ncols, fontsize=8, frameon=False, columnspacing=1.2, handlelength=2)
 
@@ -152,8 +152,8 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure, in inches; a `UserError` where matplotlib is missing."""
-    # `Figure` itself draws with Agg; pyplot would choose a backend for the whole process.
+    """An empty figure of the given size in inches; `UserError` if matplotlib is missing."""
+    # `Figure` renders with Agg by itself; pyplot would select a backend for the whole process.
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -162,7 +162,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save_figure(figure: Figure, path: PathLike) -> None:
-    """Write a figure as PNG, all or nothing, in the style that all of ours have."""
+    """Apply the common style and write the figure as PNG, atomically."""
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(which="both", labelsize=8)

@@ -1,4 +1,4 @@
-"""Tables in Markdown, for reports, model cards and result pages alike."""
+"""Markdown tables, for reports, model cards and comparison tables."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ _RULES = {"l": "---", "r": "---:", "c": ":---:"}
 
 
 def escape_cell(text: str) -> str:
-    """Text that may hold markup of its own: only what would end its cell or row is escaped."""
+    """Escapes only what would end a table cell or row; other Markdown in the text stays markup."""
     return text.replace("|", "\\|").replace("\n", " ")
 
 
 def escape_text(text: str) -> str:
-    """Plain text on one line: shown letter by letter, whatever it holds."""
+    """Escapes all Markdown, so that the text is shown literally, on one line."""
     for mark in "\\|`*_<>[]":
         text = text.replace(mark, "\\" + mark)
     return " ".join(text.split())
@@ -26,14 +26,14 @@ def markdown_table(
     escape: Callable[[str], str] = escape_cell,
 ) -> str:
     """
-    A table, without a newline at its end.
+    A Markdown table, without a trailing newline.
 
     Args:
-        header (`Sequence[str]`): Heads of the columns.
-        rows (`Iterable[Sequence[str]]`): As many cells each.
+        header (`Sequence[str]`): Column headers.
+        rows (`Iterable[Sequence[str]]`): Cells of each row, as many as headers.
         align (`str`, *optional*): A letter per column: `l`, `r` or `c`. By default the first is left-aligned and the
             others are right-aligned, as numbers are.
-        escape (`Callable`, *optional*): [`escape_cell`] by default, or [`escape_text`] for words of others.
+        escape (`Callable`, *optional*): [`escape_cell`] by default, or [`escape_text`] for text from the user's data.
     """
     align = align or "l" + "r" * (len(header) - 1)
     lines = [list(map(escape, header)), [_RULES[letter] for letter in align]]

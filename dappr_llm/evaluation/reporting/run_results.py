@@ -1,9 +1,9 @@
-"""What runs, evaluations and ensembles write from their prediction tables: results.json, pictures, a printed table."""
+"""Output of runs, evaluations and ensembles from their prediction tables: results.json, figures, a printed table."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ from ...core.errors import UserError
 from ...core.files import is_main_process, say
 from ..bootstrap import RESAMPLES, bootstrap
 from ..evaluators import evaluate_tables
-from ..item_texts import save_questions
-from ..prediction_table import PredictionTable
+from ..item_texts import save_item_texts
+from ..prediction_table import PredictionTable, id_and_ood
 from ..results import load_results_file, save_results
 from . import figures
 from .text_tables import render_results
@@ -31,38 +31,38 @@ def finish(
     quiet: bool = False,
 ) -> dict[str, Any]:
     """
-    Compute the metrics of prediction tables; rank 0 writes them with pictures and prints them.
+    Compute the metrics of prediction tables; rank 0 writes results.json and figures, and prints the metrics.
 
     Args:
         folder (`Path`):
-            Where to write.
+            Folder to write to.
         tables (`Mapping[str, PredictionTable]`):
-            By task; the first one is in-distribution, the others are out-of-distribution.
+            By task; the first is in distribution, the others are out of distribution.
         title (`str`):
             A line above the printed table.
         seed (`int`, *optional*):
-            The run's, for the record.
+            The run's seed, for the meta data.
         resamples (`int`, *optional*, defaults to 1000):
             Bootstrap resamples of the intervals; 0 for no intervals.
         score (`str`, *optional*, defaults to `"epistemic"`):
             The uncertainty that ranks items for OOD detection.
         paths (`Mapping[str, str]`, *optional*):
-            Where tables are kept, by task, if not among the folder's own predictions.
+            Paths of tables that are not in the folder's own `predictions/`, by task.
         quiet (`bool`, *optional*, defaults to `False`):
             Write, but print nothing.
 
     Returns:
         `dict`: The metrics by key, on every rank.
     """
-    (_, id_table), *ood = tables.items()
-    results = evaluate_tables(id_table, dict(ood), score)
+    id_table, ood_tables = id_and_ood(tables)
+    results = evaluate_tables(id_table, ood_tables, score)
     if not is_main_process():
         return results
     _name_nan_rows(tables)
-    intervals = bootstrap(id_table, dict(ood), resamples, score=score) if resamples else {}
+    intervals = bootstrap(id_table, ood_tables, resamples, score=score) if resamples else {}
     meta = _facts(tables, seed=seed, score=score, resamples=resamples, paths=paths or {})
     save_results(results, meta, folder / checkpoint.RESULTS, intervals)
-    pictures = _draw(folder, id_table, dict(ood))
+    pictures = _draw(folder, id_table, ood_tables)
     if not quiet:
         say("\n" + render_results(results, title, intervals))
         say(f"\nModel, tables and results: {folder}" + (f"\nPictures: {pictures}" if pictures else ""))
@@ -72,7 +72,7 @@ def finish(
 def _facts(
     tables: Mapping[str, PredictionTable], *, seed: int | None, score: str, resamples: int, paths: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What results.json says about its tables and how it was made."""
+    """Meta data of results.json."""
     id_name, *ood = tables
     facts = tables[id_name].meta
     own = {name: f"{checkpoint.TABLES}/{name}-{table.meta.get('split')}.npz" for name, table in tables.items()}
@@ -97,11 +97,11 @@ def show_results(folder: Path) -> None:
     say(render_results(content.results, folder.name, content.intervals))
 
 
-def save_table(table: PredictionTable, rows: Any, path: Path) -> None:
-    """Write a table (`.npz` or `.parquet`), and beside it the texts of its items, which reports show."""
+def save_table(table: PredictionTable, rows: Iterable[Mapping[str, Any]], path: Path) -> None:
+    """Write a table (`.npz` or `.parquet`), and beside it the texts of its items if `rows` have a question column."""
     table.to_parquet(path) if path.suffix == ".parquet" else table.save(path)
-    if "question" in getattr(rows, "column_names", ()):  # images have no text
-        save_questions(rows, path)
+    if "question" in getattr(rows, "column_names", ()):
+        save_item_texts(rows, path)
 
 
 def _name_nan_rows(tables: Mapping[str, PredictionTable]) -> None:
@@ -112,12 +112,12 @@ def _name_nan_rows(tables: Mapping[str, PredictionTable]) -> None:
 
 
 def _draw(folder: Path, id_table: PredictionTable, ood: dict[str, PredictionTable]) -> str:
-    """Draw the pictures; returns their paths as text, empty if matplotlib is missing."""
+    """Draw the figures; returns their paths as text, empty if they could not be drawn, e.g. without matplotlib."""
     pictures = [folder / "reliability.png", folder / "alpha0.png"]
     try:
         figures.plot_reliability(id_table, pictures[0])
         figures.plot_alpha0(id_table, ood, pictures[1])
-    except UserError as error:  # metrics are worth more than pictures: say what is missing and go on
+    except UserError as error:  # the metrics are written already: report the reason and go on
         say(f"No pictures: {error}")
         return ""
     return ", ".join(map(str, pictures))

@@ -1,4 +1,4 @@
-"""Small inline SVG plots. Colours are CSS variables of the page, so that dark mode changes them too."""
+"""Small inline SVG plots for the HTML report. Colours are CSS classes of the page, so dark mode applies to them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Point = tuple[float, float]
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers within [low, high], about `count` of them."""
+    """About `count` round tick values within [low, high]."""
     if not high > low:
         return [low]
     raw = (high - low) / count
@@ -25,7 +25,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """1, 2, 5 of every decade within [low, high]; decades alone if those are many."""
+    """Tick values 1, 2 and 5 of every decade within [low, high]; only powers of ten for more than three decades."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     digits = (1, 2, 5) if len(decades) <= 3 else (1,)
     return [d * 10.0**e for e in decades for d in digits if low <= d * 10.0**e <= high]
@@ -33,15 +33,15 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 class Plot:
     """
-    One pair of axes.
+    A plot with one pair of axes.
 
     Args:
-        x, y (`tuple[float, float]`): The ranges of the axes.
-        x_label, y_label (`str`): What they show.
+        x, y (`tuple[float, float]`): Ranges of the axes.
+        x_label, y_label (`str`): Labels of the axes.
         log_x (`bool`, *optional*, defaults to `False`): A logarithmic x axis.
-        percent (`str`, *optional*, defaults to `""`): Axes that show fractions as percent, such as `"xy"`.
+        percent (`str`, *optional*, defaults to `""`): Axes whose ticks are fractions shown as percent, such as `"xy"`.
         height (`int`, *optional*, defaults to 270): In pixels; the width is 360.
-        y_ticks (`int`, *optional*, defaults to 5): About how many numbers stand at the y axis.
+        y_ticks (`int`, *optional*, defaults to 5): Approximate number of ticks of the y axis.
     """
 
     def __init__(
@@ -79,15 +79,15 @@ class Plot:
     def _line(self, kind: str, x1: float, x2: float, y1: float, y2: float) -> None:
         self._add(f'<line class="{kind}" x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"/>')
 
-    def text(self, x: float, y: float, words: str, anchor: str = "start", kind: str = "") -> None:
-        """Words at a place given in pixels."""
+    def text(self, x: float, y: float, text: str, anchor: str = "start", kind: str = "") -> None:
+        """Text at a position in pixels."""
         name = f' class="{kind}"' if kind else ""
-        self._add(f'<text{name} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>')
+        self._add(f'<text{name} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>')
 
     def line(self, points: Iterable[Point], kind: str, fill: bool = False) -> None:
         """A line through points; `kind` is a CSS class such as `"line c1"`. `fill` closes it on the x axis."""
         shown = list(points)
-        if len(shown) > _MOST_POINTS:  # a page of megabytes shows nothing more
+        if len(shown) > _MOST_POINTS:  # more points only make the page larger
             kept = {round(i * (len(shown) - 1) / (_MOST_POINTS - 1)) for i in range(_MOST_POINTS)}
             shown = [shown[i] for i in sorted(kept)]
         path = " ".join(f"{self._x(x):.1f},{self._y(y):.1f}" for x, y in shown)
@@ -99,7 +99,7 @@ class Plot:
             self._add(f'<polyline class="{kind}" points="{path}"/>')
 
     def steps(self, edges: Sequence[float], values: Sequence[float], kind: str, fill: bool = False) -> None:
-        """A histogram's outline."""
+        """The outline of a histogram: `values` `[B]` between `edges` `[B + 1]`."""
         points = [
             (edge, value)
             for i, value in enumerate(values)
@@ -107,35 +107,36 @@ class Plot:
         ]
         self.line([(edges[0], 0.0), *points, (edges[-1], 0.0)], kind, fill)
 
-    def bar(self, left: float, right: float, low: float, high: float, kind: str, words: str = "") -> None:
-        """A rectangle, with words for the pointer."""
+    def bar(self, left: float, right: float, low: float, high: float, kind: str, tooltip: str = "") -> None:
+        """A rectangle in data coordinates, with an optional tooltip."""
         x, y = self._x(left), self._y(max(low, high))
         width, height = self._x(right) - x, self._y(min(low, high)) - y
-        title = f"<title>{escape(words)}</title>" if words else ""
+        title = f"<title>{escape(tooltip)}</title>" if tooltip else ""
         place = f'x="{x + 0.5:.1f}" y="{y:.1f}" width="{max(width - 1, 0.5):.1f}" height="{height:.1f}"'
         self._add(f'<rect class="{kind}" {place}>{title}</rect>')
 
-    def label(self, x: float, y: float, words: str, kind: str = "count") -> None:
-        """Words just above a place given in the axes' own units."""
-        self.text(self._x(x), self._y(y) - 3, words, "middle", kind)
+    def label(self, x: float, y: float, text: str, kind: str = "count") -> None:
+        """Text just above a point in data coordinates."""
+        self.text(self._x(x), self._y(y) - 3, text, "middle", kind)
 
     def whisker(self, x: float, low: float, high: float, kind: str = "whisker") -> None:
-        """An interval as an upright line with caps."""
+        """A vertical error bar with caps."""
         at, top, bottom = self._x(x), self._y(high), self._y(low)
         caps = "".join(f"M{at - 3:.1f} {end:.1f}h6" for end in (bottom, top))
         self._add(f'<path class="{kind}" d="M{at:.1f} {bottom:.1f}V{top:.1f}{caps}"/>')
 
     def mark(self, x: float, kind: str) -> None:
-        """An upright line through the whole plot."""
+        """A vertical line through the whole plot."""
         self._line(kind, self._x(x), self._x(x), _TOP, self.height - _BOTTOM)
 
     def render(self, label: str) -> str:
-        """The `<svg>` element; `label` is what a screen reader says."""
+        """The `<svg>` element; `label` is its text for screen readers."""
         head = f'<svg viewBox="0 0 {WIDTH} {self.height}" role="img" aria-label="{escape(label)}">'
         return head + "".join(self.parts) + "</svg>"
 
 
 def _scale(values: tuple[float, float], pixels: tuple[float, float], log: bool = False) -> Callable[[float], float]:
+    """A function from data coordinates to pixels, clipped to the range of the axis."""
     low, high = (math.log(v) for v in values) if log else values
     span = (high - low) or 1.0
 

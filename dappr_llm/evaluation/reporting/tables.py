@@ -1,4 +1,4 @@
-"""The report's tables, once as data and then in HTML, Markdown, CSV and LaTeX."""
+"""The report's tables as data, and their Markdown, CSV and LaTeX forms; the HTML template renders the same data."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..metric_columns import Column, answer_columns, columns, detection_columns,
 from .markdown import escape_text, markdown_table
 from .run_data import RunData
 
-# Differences between two runs that are tested; every one that is shown makes a chance finding more likely.
+# Metrics whose differences between two runs are tested: few, since every further test makes a false positive likelier.
 _COMPARED = ("accuracy", "nll", "brier", "ece", "conf_auroc", "aurc")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A value as it is shown, and its interval."""
+    """A formatted value and its formatted interval."""
 
     text: str
     interval: str = ""
@@ -30,7 +30,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A caption, the names of the heading columns and of the others, and rows of headings and cells."""
+    """
+    A table of the report.
+
+    Args:
+        caption (`str`): Its caption.
+        headings (`list[str]`): Headers of the columns that name a row, such as `task` and `run`.
+        columns (`list[str]`): Headers of the columns with values.
+        rows (`list[tuple[list[str], list[Cell]]]`): Names and values of each row.
+        note (`str`, *optional*): Text below the table.
+    """
 
     caption: str
     headings: list[str]
@@ -40,18 +49,18 @@ class Table:
 
 
 def number(value: float | None, kind: str, missing: str = "–") -> str:
-    """A value as text: percent, plain with three decimals, or a count; `missing` where there is none."""
+    """Format a value as percent, plain (three decimals) or count; `missing` for `None` and NaN."""
     if value is None or math.isnan(value):
         return missing
     return _signed({"percent": f"{100 * value:.2f}", "plain": f"{value:.3f}", "count": f"{value:.0f}"}[kind])
 
 
 def interval_text(pair: tuple[float, float] | None, kind: str) -> str:
-    """An interval as text, one decimal less than its value; empty where there is none."""
+    """Format an interval, with one decimal less than its value in percent; empty for `None` and NaN."""
     if pair is None or any(map(math.isnan, pair)):
         return ""
     low, high = (_signed(f"{100 * end:.1f}" if kind == "percent" else f"{end:.3f}") for end in pair)
-    # A dash between negative numbers reads as another minus.
+    # A dash between negative numbers would look like another minus sign.
     return f"{low} to {high}" if "-" in low + high else f"{low}–{high}"
 
 
@@ -60,7 +69,7 @@ def _signed(text: str) -> str:
 
 
 def report_tables(runs: Sequence[RunData]) -> tuple[list[Table], list[Table]]:
-    """The headline (answers in distribution, detection) and the rest: shift, differences, more metrics, counts."""
+    """The headline tables (ID metrics, OOD detection) and the others (OOD answers, differences, counts, ...)."""
     headline = [_answers(runs, "In distribution: " + _id_names(runs), answer_columns(True), _answers_note())]
     more = [_answers(runs, "Calibration and selective prediction", answer_columns(False), _MORE_NOTE)]
     if any(run.ood_tables for run in runs):
@@ -69,8 +78,8 @@ def report_tables(runs: Sequence[RunData]) -> tuple[list[Table], list[Table]]:
         headline.append(_per_task(runs, "Out-of-distribution detection", detection_columns(True, one), note))
         if any(f"ood/{task}/accuracy" in run.results for run in runs for task in run.ood_tables):
             more = [_per_task(runs, "Answers under shift", shift_columns()), *more]
-        matched = "" if one else "On matched letters, unless said otherwise."
-        more.append(_per_task(runs, "More detection figures", detection_columns(False, one), matched))
+        matched = "" if one else "Matched reading, unless a column states another."
+        more.append(_per_task(runs, "More detection metrics", detection_columns(False, one), matched))
     return headline, [*(_differences(runs) if len(runs) > 1 else ()), *more, _counts(runs)]
 
 
@@ -103,7 +112,7 @@ def _answers(runs: Sequence[RunData], caption: str, shown: list[Column], note: s
 
 
 def _per_task(runs: Sequence[RunData], caption: str, shown: list[Column], note: str = "") -> Table:
-    several = len(runs) > 1  # a single run need not be named in every row
+    several = len(runs) > 1  # with a single run, rows do not name it
     rows = [
         ([task, run.name] if several else [task], _cells(run, f"ood/{task}", shown))
         for task in _tasks(runs)
@@ -169,7 +178,7 @@ def _cells(run: RunData, place: str, shown: list[Column]) -> list[Cell]:
 
 
 def to_markdown(tables: Sequence[Table]) -> str:
-    """Tables for a README or a model card."""
+    """The tables as Markdown."""
     blocks = []
     for table in tables:
         rows = [[*names, *(_with_interval(cell, "({})") for cell in cells)] for names, cells in table.rows]
@@ -185,7 +194,7 @@ def _with_interval(cell: Cell, brackets: str) -> str:
 
 
 def to_latex(tables: Sequence[Table]) -> str:
-    """Tables for a paper, with booktabs rules; needs `\\usepackage{booktabs}`."""
+    """The tables as LaTeX with booktabs rules; needs `\\usepackage{booktabs}`."""
     blocks = []
     for table in tables:
         layout = "l" * len(table.headings) + "r" * len(table.columns)
@@ -209,12 +218,12 @@ _LATEX: Mapping[str, str] = {
 
 
 def escape_latex(text: str) -> str:
-    """Text as LaTeX shows it, on one line."""
+    """Escapes LaTeX, so that the text is shown literally, on one line."""
     return "".join(_LATEX.get(letter, letter) for letter in " ".join(text.split()))
 
 
 def to_csv(runs: Sequence[RunData]) -> str:
-    """Every figure in one long table: run, key, value, low, high; full precision, fractions."""
+    """Every metric of every run as CSV: run, key, value, low, high; fractions in full precision."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["run", "key", "value", "low", "high"])
@@ -226,5 +235,5 @@ def to_csv(runs: Sequence[RunData]) -> str:
 
 
 def _safe(text: str) -> str:
-    # A spreadsheet would run a cell that begins so.
+    # Spreadsheets execute cells that begin with these characters as formulas.
     return "'" + text if text.startswith(("=", "+", "-", "@")) else text

@@ -1,4 +1,4 @@
-"""The headline of a results file: plain text for the terminal, Markdown for model cards."""
+"""The main metrics of a results file: plain text for the terminal, Markdown for model cards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..results import Intervals
 from .markdown import markdown_table
 from .tables import number
 
-# What fits into 120 letters.
+# The columns, limited to 120 characters per line.
 _ID = ("accuracy", "nll", "ece", "brier", "conf_aupr", "n")
 _OOD = (
     *("auroc", "auroc_published", "auroc_max_prob", "aupr", "aupr_published"),
@@ -25,9 +25,9 @@ def render_results(results: dict[str, Any], title: str = "", intervals: Interval
     Results as a plain-text table for the terminal.
 
     Args:
-        results (`dict`): What [`evaluate_tables`] returned or [`load_results`] read.
+        results (`dict`): From [`evaluate_tables`] or [`load_results`].
         title (`str`, *optional*, defaults to `""`): A line above the table.
-        intervals (`dict`, *optional*): What [`bootstrap`] returned; shown below each row.
+        intervals (`dict`, *optional*): From [`bootstrap`]; shown below each row.
     """
     blocks = [title] if title else []
     for header, rows in _tables(results, intervals or {}):
@@ -62,7 +62,7 @@ def _legend(results: dict[str, Any]) -> str:
 def _tables(
     results: dict[str, Any], intervals: Intervals | None = None
 ) -> list[tuple[tuple[list[str], list[str]], list[list[str]]]]:
-    """Header lines and rows of cells: one table for ID, one for OOD, as far as there are results."""
+    """Two header lines and rows of cells, for an ID and an OOD table; tables without results are left out."""
     rows: dict[str, dict[str, Any]] = {}
     for key, value in results.items():
         group, _, rest = key.partition("/")
@@ -88,7 +88,7 @@ def _tables(
 
 
 def _header(column: Column) -> tuple[str, str]:
-    """First and second line of a column's header."""
+    """The two lines of a column header."""
     return (column.metric.header, column.reading) if column.reading else ("", column.header)
 
 

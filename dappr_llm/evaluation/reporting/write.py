@@ -1,10 +1,10 @@
-"""Runs → `report.html`, `report.md`, `report.csv` and `report.tex`."""
+"""Writes `report.html`, `report.md`, `report.csv` and `report.tex` from the folders of runs."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ... import __version__
 from ...core.errors import UserError
@@ -14,6 +14,9 @@ from . import charts
 from .cases import case_groups
 from .run_data import RunData
 from .tables import Table, report_tables, to_csv, to_latex, to_markdown
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 _FACTS = ("method", "options", "seed", "split", "checkpoint", "versions")
 
@@ -32,11 +35,12 @@ def write_report(
 
     Args:
         folders (`list[str]`): Folders that `dappr train` or `dappr evaluate` wrote.
-        out (`str`, *optional*): Where to write; `report` inside the run, or here for several runs.
-        id_name (`str`, *optional*): The in-distribution task, where no results file says it.
+        out (`str`, *optional*): Folder to write to; by default `report` inside the run's folder, or `report` in the
+            working directory for several runs.
+        id_name (`str`, *optional*): The ID task, if there is no results file that names it.
         title (`str`, *optional*): Heading of the page.
-        score (`str`, *optional*, defaults to `"epistemic"`): What ranks items; see [`evaluate_ood`].
-        resamples (`int`, *optional*, defaults to 1000): Of the intervals; 0 for none.
+        score (`str`, *optional*, defaults to `"epistemic"`): Which uncertainty ranks items; see [`evaluate_ood`].
+        resamples (`int`, *optional*, defaults to 1000): Bootstrap resamples; 0 for no intervals.
         allow_nan (`bool`, *optional*, defaults to `False`): Accept rows with NaN or Inf, as most uncertain.
 
     Returns:
@@ -56,7 +60,7 @@ def write_report(
 
 
 def render_page(runs: list[RunData], headline: list[Table], more: list[Table], title: str) -> str:
-    """The HTML page, with style and figures inside; every text is escaped by the template."""
+    """The self-contained HTML page, with inline CSS and SVG; the template escapes every text."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -82,8 +86,8 @@ def render_page(runs: list[RunData], headline: list[Table], more: list[Table], t
     return page.lstrip()
 
 
-def _breakable(text: str) -> Any:
-    """Escaped text that may wrap after an underscore, as long task names must on a phone."""
+def _breakable(text: str) -> Markup:
+    """Escaped text that may wrap after an underscore, so that long task names fit a narrow screen."""
     from markupsafe import Markup, escape
 
     return Markup("_<wbr>").join(escape(part) for part in text.split("_"))
@@ -112,7 +116,7 @@ def _shared_tasks(runs: list[RunData]) -> list[str]:
 
 
 def _tell_apart(runs: list[RunData], folders: list[str]) -> None:
-    """Runs of the same name are called by their path; the same folder twice is a mistake."""
+    """Runs whose folders have the same name are shown by their path; the same folder given twice is an error."""
     paths = [Path(folder).resolve() for folder in folders]
     for i, path in enumerate(paths):
         if path in paths[:i]:
