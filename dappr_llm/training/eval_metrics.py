@@ -39,7 +39,7 @@ def build_predictor(trainer: DAPPrTrainer) -> TablePredictor:
 
 def eval_metrics(predictor: TablePredictor, prediction: EvalPrediction, epochs: float) -> dict[str, float]:
     """
-    Losses with the coefficients of the end of training, and every metric of `evaluate_id`.
+    Losses with the coefficients of the end of training, and every metric of `evaluate_id`, on the labelled rows.
 
     Args:
         predictor (`TablePredictor`):
@@ -51,11 +51,14 @@ def eval_metrics(predictor: TablePredictor, prediction: EvalPrediction, epochs: 
     """
     method = predictor.method
     found, labels, num_options = in_order(prediction.predictions, prediction.label_ids)
-    if (labels < 0).all():
+    known = labels >= 0
+    if not known.any():
         return {}
     # Each of several passes counts as a row of its own: the loss is their mean.
-    each = found if method.passes == 1 else map_values(found, lambda value: value.reshape(-1, *value.shape[2:]))
-    rows = [torch.from_numpy(values).repeat_interleave(method.passes) for values in (labels, num_options)]
+    each = map_values(found, lambda value: value[known])
+    if method.passes > 1:
+        each = map_values(each, lambda value: value.reshape(-1, *value.shape[2:]))
+    rows = [torch.from_numpy(values[known]).repeat_interleave(method.passes) for values in (labels, num_options)]
     with seeded(0):  # a loss that draws noise must not depend on when it is evaluated, nor disturb training
         groups, final = option_rows(rows[1].tolist()), Progress.final(epochs)
         num_choices = predictor.backend.num_choices or int(num_options.max())

@@ -288,6 +288,9 @@ def test_evaluate_and_predict_take_the_rows_that_training_takes(tmp_path, tokeni
     assert np.allclose(output.predictions, torch.cat(alone).numpy(), atol=1e-4)
     unlabelled = [{key: value for key, value in row.items() if key != "answer"} for row in raw]
     assert trainer.predict(unlabelled).predictions.shape == (7, 4)
+    some = trainer.predict([*raw[:4], *unlabelled[4:]]).metrics
+    first = trainer.predict(raw[:4]).metrics
+    assert some["test_n"] == 4 and some["test_loss"] == pytest.approx(first["test_loss"], rel=1e-5)
     with pytest.raises(UserError, match="eval_dataset, row 0: the row has no answer"):
         trainer.evaluate(unlabelled)
 
