@@ -168,7 +168,7 @@ class ModelReader:
         return ForwardCall(ids, stop_below=stop_below)
 
     def compile_blocks(self, model: nn.Module, **options: Any) -> None:
-        """Compile the parts of a model that packed batches leave alone; see [`decoder_layers.compile_blocks`]."""
+        """Compile the parts of a model that packed batches leave alone; see [`layers.compile_blocks`]."""
         if not compile_blocks(model, **options):
             raise UserError(
                 f"train.torch_compile: {type(unwrapped(model)).__name__} has no norms or feed-forward blocks that can "
