@@ -3,11 +3,10 @@
 import ast
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from source_imports import PACKAGE, imports
 
-PACKAGE = Path(__file__).resolve().parent.parent / "dappr_llm"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # Each folder may import itself and the folders named here, nothing else of ours.
 MAY_IMPORT = {
@@ -38,29 +37,6 @@ HEAVY = {
 }
 # Nothing in these may need torch, not even inside a function.
 NEVER_TORCH = {"evaluation", "decisions"}
-
-
-def imports(path, everywhere=True):
-    """Modules a file imports; `everywhere` includes imports inside functions, but never those for type checking."""
-    tree = ast.parse(path.read_text())
-    for_typing = {
-        id(node)
-        for block in ast.walk(tree)
-        if isinstance(block, ast.If) and getattr(block.test, "id", "") == "TYPE_CHECKING"
-        for node in ast.walk(block)
-    }
-    package = ("dappr_llm", *path.relative_to(PACKAGE).parent.parts)
-    found = set()
-    for node in ast.walk(tree) if everywhere else tree.body:
-        if id(node) in for_typing:
-            continue
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else ()
-            module = ".".join([*base, *(node.module or "").split(".")]).rstrip(".")
-            found |= {f"{module}.{alias.name}" for alias in node.names} | {module}
-    return found
 
 
 def name_of(path):

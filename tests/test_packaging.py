@@ -1,6 +1,5 @@
 """What pyproject.toml declares: every library that the package imports, each once, and every file in the wheel."""
 
-import ast
 import importlib.metadata
 import re
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from source_imports import PACKAGE, imports
 
 tomllib = pytest.importorskip("tomllib")  # Python 3.11 and later
 
@@ -34,21 +34,10 @@ def declared(lines):
 def imported():
     """Third-party modules that the package imports anywhere, and a file that does; type checking does not count."""
     found = {}
-    for path in sorted((ROOT / "dappr_llm").rglob("*.py")):
-        tree = ast.parse(path.read_text())
-        for_typing = {
-            id(node)
-            for block in ast.walk(tree)
-            if isinstance(block, ast.If) and getattr(block.test, "id", "") == "TYPE_CHECKING"
-            for node in ast.walk(block)
-        }
-        for node in ast.walk(tree):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom) and not node.level:
-                names = [node.module]
-            for name in (name.split(".")[0] for name in names if id(node) not in for_typing):
-                if name not in sys.stdlib_module_names and name != "dappr_llm":
-                    found.setdefault(name, path.relative_to(ROOT).as_posix())
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for name in sorted({module.split(".")[0] for module in imports(path)}):
+            if name not in sys.stdlib_module_names and name != "dappr_llm":
+                found.setdefault(name, path.relative_to(ROOT).as_posix())
     return found
 
 
