@@ -114,8 +114,9 @@ def check_recipes(commands: Path, work: Path) -> int:
         raise CheckError(f"dappr_llm was imported from {place}, not from the new environment")
     lines = run([commands / "dappr", "recipes"], work).splitlines()
     for name in ("quickstart", "digits/dappr", "obqa_mistral7b/dappr"):
-        if not any(line.split()[:1] == [name] for line in lines):
-            raise CheckError(f"`dappr recipes` does not list {name}:\n" + "\n".join(lines[:20]))
+        found = run([commands / "dappr", "recipes", name], work)  # a full name shows its file and merged values
+        if f"dappr train {name}" not in found or "method:" not in found:
+            raise CheckError(f"`dappr recipes {name}` does not show that recipe:\n{found[:1000]}")
     return len(lines)
 
 
