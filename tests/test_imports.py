@@ -76,10 +76,8 @@ def test_few_files_choose_between_text_and_vision(path):
 @pytest.mark.parametrize("path", sorted((PACKAGE / "methods").glob("*.py")), ids=name_of)
 def test_methods_see_tensors_only(path):
     found = imports(path)
-    assert {name for name in found if name.startswith("dappr_llm.core.")} <= {
-        *("dappr_llm.core.errors", "dappr_llm.core.outputs"),
-        *(name for name in found if name.startswith(("dappr_llm.core.errors.", "dappr_llm.core.outputs."))),
-    }
+    core = {name.split(".")[2] for name in found if name.startswith("dappr_llm.core.")}
+    assert core <= {"errors", "outputs", "schemas"}
     assert not libraries(found) & (HEAVY - {"torch"})
 
 

@@ -7,7 +7,7 @@ import json
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -173,7 +173,7 @@ def _details(entry: _Entry, width: int) -> Iterator[str]:
         yield entry.path.read_text(encoding="utf-8").rstrip()
         return
     values = read_merged(entry.path)
-    for section in (f.name for f in fields(Recipe) if f.name in values and f.name != "description"):
+    for section in (name for name in Recipe.model_fields if name in values and name != "description"):
         if isinstance(values[section], Mapping):
             yield f"{section}:"
             yield from (f"  {key}: {_yaml(value)}" for key, value in values[section].items())

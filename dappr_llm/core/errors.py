@@ -13,6 +13,12 @@ class UserError(Exception):
 _MOST_NAMES = 12
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message without its full stop, or its class if it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".")[:500] if lines else type(error).__name__
+
+
 def close_names(name: object, valid: Iterable[object], limit: int = 3) -> list[str]:
     """The valid names that look like a wrong one, best first; none if nothing does."""
     return difflib.get_close_matches(str(name), sorted(str(v) for v in valid), n=limit, cutoff=0.5)

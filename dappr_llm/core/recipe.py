@@ -1,5 +1,5 @@
 """
-Recipes: YAML → dataclasses, with `base:` inheritance and `--set a.b=c`. An unknown key is an error. No torch.
+Recipes: YAML → `schemas.recipe.Recipe`, with `base:` inheritance and `--set a.b=c`. No torch.
 
 `base:` is a path or a list of paths, relative to the file. They are merged from left to right, the file itself last.
 """
@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from .errors import UserError, close_names, did_you_mean, nearest
+from .schemas.recipe import DataSection, ModelSection, Recipe
+from .schemas.sections import check_recipe
+
+__all__ = ["DataSection", "ModelSection", "Recipe", "build_recipe", "load_recipe"]
+
+_LARGEST = 1_000_000  # bytes of a recipe file
+_MOST_NODES = 100_000  # of a recipe once its aliases are written out
 
 
 class _Loader(yaml.SafeLoader):
@@ -35,95 +41,6 @@ _Loader.add_implicit_resolver(
 )
 
 
-@dataclass
-class ModelSection:
-    """
-    `model:` which base model, how it is loaded, and the adapter that training starts from.
-
-    For images `backbone` takes the place of `name` (`convnet`, or a timm model), `adapter` is a checkpoint to start
-    from, and the fields after it are those of `dappr_llm.vision.model.ImageClassifierConfig`.
-    """
-
-    name: str = "smollm2-135m"
-    dtype: str = "auto"
-    revision: str | None = None
-    attn_implementation: str | None = None
-    trust_remote_code: bool = False
-    quantization: dict[str, Any] | None = None
-    adapter: str | None = None
-    backbone: str | None = None
-    pretrained: bool = False
-    stem: str = "default"
-    hidden: list[int] = field(default_factory=list)
-    dropout: float = 0.0
-    frozen: bool = False
-    image_size: int | None = None
-    channels: int | None = None
-    backbone_options: dict[str, Any] = field(default_factory=dict)
-    spectral_factor: float = 1.0
-
-
-@dataclass
-class DataSection:
-    """
-    `data:` the task to train on, the OOD tasks to test on; each a name or a description of one's own data.
-
-    `naming_share` is the share of training rows whose question is replaced by one that asks for the right option's own
-    words. It keeps small models in mind of what a letter stands for while they learn a task too hard to show it.
-    `auxiliary` is a task whose rows are mixed in without labels, `auxiliary_share` of every epoch, for methods that
-    learn from such rows. `augment` replaces an image task's own augmentation (`none`, or names such as
-    `[crop, flip]`).
-
-    `streaming` reads training rows as they are needed, shuffled within `shuffle_buffer` rows; needs `train.max_steps`.
-    """
-
-    train: Any = None
-    ood: list[Any] = field(default_factory=list)
-    root: str | None = None
-    train_split: str = "train"
-    validation_split: str | None = "validation"
-    test_split: str | None = "test"
-    ood_split: str = "test"
-    validation_fraction: float | None = None
-    naming_share: float = 0.0
-    streaming: bool = False
-    shuffle_buffer: int = 1000
-    auxiliary: Any = None
-    auxiliary_split: str = "train"
-    auxiliary_share: float = 0.5
-    augment: Any = None
-    max_train_samples: int | None = None
-    max_validation_samples: int | None = None
-    max_test_samples: int | None = None
-
-
-@dataclass
-class Recipe:
-    """
-    A whole run. `lora` goes to `peft.LoraConfig`, `train` to `DAPPrConfig`, `method` to the method, as they are.
-    """
-
-    name: str = "run"
-    description: str = ""
-    model: ModelSection = field(default_factory=ModelSection)
-    lora: dict[str, Any] = field(default_factory=dict)
-    method: dict[str, Any] = field(default_factory=lambda: {"name": "dappr"})
-    data: DataSection = field(default_factory=DataSection)
-    train: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def output_dir(self) -> Path:
-        """`train.output_dir`, or `runs/<name>`."""
-        return Path(self.train.get("output_dir") or f"runs/{self.name}")
-
-    def to_yaml(self) -> str:
-        """The resolved recipe as YAML that `load_recipe` reads back."""
-        return yaml.safe_dump(asdict(self), sort_keys=False, allow_unicode=True)
-
-
-_SECTIONS = {"model": ModelSection, "data": DataSection}
-_FREE = {"lora", "method", "train"}
-_TOP = {f.name for f in fields(Recipe)} | {"base"}
 _NOT_RUN = ("accelerate/", "methods/")  # folders beside the recipes: launch settings, and coefficients for `base:`
 
 
@@ -164,29 +81,8 @@ def default_name(path: Path) -> str:
 
 
 def build_recipe(values: Mapping[str, Any], where: str = "recipe") -> Recipe:
-    """A `Recipe` from nested mappings; unknown keys are refused with the nearest valid ones."""
-    check_keys(values, _TOP - {"base"}, where, "")
-    parts: dict[str, Any] = {}
-    for key, value in values.items():
-        if key in _SECTIONS:
-            check_keys(_mapping(value, where, key), {f.name for f in fields(_SECTIONS[key])}, where, f"{key}.")
-            parts[key] = _SECTIONS[key](**value)
-        elif key in _FREE:
-            parts[key] = dict(_mapping(value, where, key))
-        else:
-            parts[key] = value
-    recipe = Recipe(**parts)
-    if "name" not in recipe.method:
-        raise UserError(f"{where}: the method section needs a name, e.g. method: {{name: dappr}}")
-    if recipe.data.train is None:
-        raise UserError(f"{where}: data.train is missing: name a task (everyday, obqa, …) or describe your own data")
-    return recipe
-
-
-def _mapping(value: Any, where: str, key: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise UserError(f"{where}: the section {key!r} must be a mapping, found {value!r}")
-    return value
+    """A `Recipe` from nested mappings; a wrong key or value is a `UserError` with the nearest valid form."""
+    return check_recipe(values, where)
 
 
 def check_keys(values: Mapping[str, Any], valid: set[str], where: str, prefix: str) -> None:
@@ -199,16 +95,57 @@ def check_keys(values: Mapping[str, Any], valid: set[str], where: str, prefix: s
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file that holds a mapping; anything else is an error with its line."""
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader) or {}  # noqa: S506 - a SafeLoader
-    except yaml.YAMLError as error:
-        place = getattr(error, "problem_mark", None)
-        line = f", line {place.line + 1}" if place else ""
-        raise UserError(f"{path}{line}: not valid YAML ({getattr(error, 'problem', error)})") from None
+        with open(path, encoding="utf-8") as handle:
+            text = handle.read(_LARGEST + 1)
     except UnicodeDecodeError:
         raise UserError(f"{path}: not UTF-8 text") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+    if len(text) > _LARGEST:
+        raise UserError(f"{path}: longer than {_LARGEST:,} characters, which no recipe is")
+    values = parse_yaml(text, str(path))
+    values = {} if values is None else values
     if not isinstance(values, dict):
         raise UserError(f"{path}: a recipe is a mapping of sections, found {type(values).__name__}")
     return values
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """The value of a YAML text, with what its aliases stand for bounded; mistakes are errors with their line."""
+    try:
+        node = yaml.compose(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+        if node is not None:
+            _count(node, {}, where)
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+    except yaml.YAMLError as error:
+        place = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        line = f", line {place.line + 1}" if place else ""
+        reason = str(getattr(error, "problem", None) or error).splitlines()[0]
+        raise UserError(f"{where}{line}: not valid YAML ({reason})") from None
+    except (ValueError, OverflowError, TypeError, AttributeError, KeyError) as error:  # a date such as 2026-13-45
+        raise UserError(f"{where}: a value is not valid YAML ({str(error).splitlines()[0][:100]})") from None
+    except RecursionError:
+        raise UserError(f"{where}: nested too deeply") from None
+
+
+def _count(node: yaml.Node, known: dict[int, int], where: str) -> int:
+    """Nodes below one, aliases written out: a few lines of aliases of aliases can stand for billions."""
+    if id(node) in known:
+        if known[id(node)] < 0:
+            raise UserError(f"{where}, line {node.start_mark.line + 1}: an alias holds itself")
+        return known[id(node)]
+    known[id(node)] = -1
+    children: list[Any] = []
+    if isinstance(node, yaml.MappingNode):
+        children = [part for pair in node.value for part in pair]
+    elif isinstance(node, yaml.SequenceNode):
+        children = node.value
+    known[id(node)] = 1 + sum(_count(child, known, where) for child in children)
+    if known[id(node)] > _MOST_NODES:
+        raise UserError(
+            f"{where}, line {node.start_mark.line + 1}: more than {_MOST_NODES:,} values with its aliases written out"
+        )
+    return known[id(node)]
 
 
 def read_merged(path: Path) -> dict[str, Any]:
@@ -259,10 +196,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     if not separator or not key:
         raise UserError(f"--set {override!r}: write it as section.key=value, e.g. --set train.seed=3")
-    try:
-        value = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
-    except yaml.YAMLError:
-        raise UserError(f"--set {override!r}: the value is not valid YAML") from None
+    value = parse_yaml(text, f"--set {key}")
     *sections, last = key.strip().split(".")
     target = values
     for section in sections:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..core.errors import UserError, nearest
 from ..core.outputs import Outputs, Prediction
+from ..core.schemas import check, method_options
 
 NEEDS = frozenset(
     {"features", "input_grad", "auxiliary_rows", "spectral_norm", "fit_before", "fit_after", "after_step"}
@@ -87,18 +88,6 @@ def scheduled(weight: float, schedule: str, progress: Progress, warmup_epochs: f
     raise UserError(f"Unknown schedule {schedule!r}; {nearest(schedule, SCHEDULES)}")
 
 
-def single_pass(method: Method) -> None:
-    """Raise a `UserError` if `passes > 1`, for methods whose scores cannot be averaged over stochastic passes."""
-    if method.passes != 1:
-        raise UserError(f"{type(method).__name__} supports one forward pass only; for several, combine models instead")
-
-
-def check_choice(name: str, value: str, valid: tuple[str, ...]) -> None:
-    """Raise a `UserError` that names the valid values if `value` is not among them."""
-    if value not in valid:
-        raise UserError(f"Unknown {name} {value!r}; {nearest(value, valid)}")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Method:
     """
@@ -109,7 +98,8 @@ class Method:
 
     `needs` names what a method requires beyond logits: `features` and `input_grad` (see [`Outputs`]),
     `auxiliary_rows` (unlabelled rows with label -1 in training batches), `spectral_norm` (of the model's layers),
-    `fit_before` and `fit_after` (calls of `fit_head`), `after_step` (calls of `after_step`).
+    `fit_before` and `fit_after` (calls of `fit_head`), `after_step` (calls of `after_step`). `schema` states the
+    types and ranges of the options, which are checked when a method is built.
 
     Args:
         passes (`int`, *optional*, defaults to 1):
@@ -118,10 +108,12 @@ class Method:
 
     passes: int = 1
     needs: ClassVar[frozenset[str]] = frozenset()
+    schema: ClassVar[Any] = method_options.CrossEntropyOptions
 
     def __post_init__(self) -> None:
-        if self.passes < 1:
-            raise UserError(f"passes must be at least 1, got {self.passes}")
+        # A subclass may have options of its own, which it checks itself.
+        own = {key: value for key, value in self.options().items() if key in self.schema.__annotations__}
+        check(self.schema, own, type(self).__name__)
 
     def num_outputs(self, num_classes: int) -> int:
         """C, the number of logits that the model must return: a multiple of K; the first K are the class logits."""
@@ -203,12 +195,6 @@ class Scheduled:
     reg_weight: float = 1.0
     schedule: str = "warmup"
     warmup_epochs: float = 10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()  # type: ignore[misc]  # Method is next in the MRO
-        check_choice("schedule", self.schedule, SCHEDULES)
-        if self.reg_weight < 0:
-            raise UserError(f"reg_weight must not be negative, got {self.reg_weight}")
 
     def weight(self, progress: Progress) -> float:
         """The coefficient of the regularisation term in the current epoch."""

@@ -16,19 +16,18 @@ covariances shrunk instead of jittered, and one shared covariance where classes 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import UserError
 from ..core.outputs import Outputs, Prediction, from_alpha, upcast
-from .base import HeadInfo, Method, Progress, Scheduled, check_choice, single_pass
+from ..core.schemas.method_options import DAEDLOptions
+from .base import HeadInfo, Method, Progress, Scheduled
 from .class_gaussians import fit_gaussians, log_density
 from .dirichlet import clamp_keeping_gradient, kl_to_symmetric, one_hot_labels
 from .edl import expected_error
 
-COVARIANCES = ("auto", "full", "shared")
 _LIMIT = 30.0  # exp(88) is infinite in float32
 _EPS = 1e-6
 _LEAST = 1e-5  # lower bound of s: alpha* is then close to 1, while the argmax of the logits is kept
@@ -102,17 +101,11 @@ class DAEDL(Scheduled, Method):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"features", "spectral_norm", "fit_after"})
+    schema: ClassVar[Any] = DAEDLOptions
     reg_weight: float = 0.05
     schedule: str = "constant"
     covariance: str = "auto"
     shrinkage: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        single_pass(self)
-        check_choice("covariance", self.covariance, COVARIANCES)
-        if self.shrinkage is not None and not 0 <= self.shrinkage <= 1:
-            raise UserError(f"shrinkage must be between 0 and 1, got {self.shrinkage}")
 
     def build_head(self, info: HeadInfo) -> nn.Module:
         return DensityHead(info.features(), info.num_classes, share_covariance(self.covariance, info))

@@ -18,12 +18,14 @@ value is logged as `paper_value`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.nn.functional import softplus
 
 from ..core.outputs import Outputs, Prediction, from_alpha, upcast
-from .base import Method, Progress, Scheduled, check_choice
+from ..core.schemas.method_options import DAPPrOptions
+from .base import Method, Progress, Scheduled
 from .dirichlet import (
     evidence_gain,
     kl_to_symmetric,
@@ -33,8 +35,6 @@ from .dirichlet import (
     spurious_evidence,
     without_label,
 )
-
-REGULARISERS = ("spurious", "kl", "none")
 
 
 def divergence(logits: Tensor, labels: Tensor) -> Tensor:
@@ -75,12 +75,9 @@ class DAPPr(Scheduled, Method):
             `"spurious"` (R), or for ablations `"kl"` (the KL term of evidential learning) and `"none"`.
     """
 
+    schema: ClassVar[Any] = DAPPrOptions
     reg_weight: float = 2e-4
     regulariser: str = "spurious"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("regulariser", self.regulariser, REGULARISERS)
 
     def loss(self, out: Outputs, labels: Tensor, progress: Progress) -> dict[str, Tensor]:
         logits = upcast(out.logits)

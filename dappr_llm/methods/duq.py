@@ -19,14 +19,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import UserError
 from ..core.outputs import Outputs, Prediction
-from .base import HeadInfo, Method, Progress, single_pass
+from ..core.schemas.method_options import DUQOptions
+from .base import HeadInfo, Method, Progress
 from .dirichlet import one_hot_labels
 
 _CLOSEST = 1e-6  # d below this: log(1 - K) would be infinite
@@ -95,19 +95,12 @@ class DUQ(Method):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"features", "input_grad", "after_step"})
+    schema: ClassVar[Any] = DUQOptions
     length_scale: float = 0.1
     penalty_weight: float = 0.75
     decay: float = 0.999
     centroid_dim: int | None = None
     centroid_std: float = 0.05
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        single_pass(self)
-        if self.length_scale <= 0 or self.penalty_weight < 0 or not 0 <= self.decay < 1 or self.centroid_std <= 0:
-            raise UserError(
-                "duq: length_scale and centroid_std must be above 0, penalty_weight not negative, 0 <= decay < 1"
-            )
 
     def num_outputs(self, num_classes: int) -> int:
         return 0

@@ -13,15 +13,15 @@ takes the expected squared error under the Dirichlet, whose gradient vanishes fo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.nn.functional import softplus
 
 from ..core.outputs import Outputs, Prediction, from_alpha, upcast
-from .base import Method, Progress, Scheduled, check_choice
+from ..core.schemas.method_options import EDLOptions
+from .base import Method, Progress, Scheduled
 from .dirichlet import kl_to_symmetric, mean_variance, one_hot_labels, spurious_evidence, squared_error, without_label
-
-REGULARISERS = ("kl", "spurious", "none")
 
 
 def expected_error(alpha: Tensor, target: Tensor) -> Tensor:
@@ -47,11 +47,11 @@ class EDL(Scheduled, Method):
             `"kl"`, or for ablations `"spurious"` (DAPPr's R) and `"none"`.
     """
 
+    schema: ClassVar[Any] = EDLOptions
     reg_weight: float | None = None  # type: ignore[assignment]
     regulariser: str = "kl"
 
     def __post_init__(self) -> None:
-        check_choice("regulariser", self.regulariser, REGULARISERS)
         if self.reg_weight is None:
             object.__setattr__(self, "reg_weight", 2e-4 if self.regulariser == "spurious" else 1.0)
         super().__post_init__()

@@ -15,14 +15,14 @@ Differs from the paper's code, which sums the loss over a batch: ours is the mea
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import UserError
 from ..core.outputs import Outputs, Prediction, upcast
-from .base import HeadInfo, Method, Progress, single_pass
+from ..core.schemas.method_options import FEDLOptions
+from .base import HeadInfo, Method, Progress
 from .dirichlet import log_softplus, one_hot_labels, squared_error
 
 
@@ -67,13 +67,8 @@ class FEDL(Method):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"features", "spectral_norm"})
+    schema: ClassVar[Any] = FEDLOptions
     hidden_dim: int = 256
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        single_pass(self)
-        if self.hidden_dim < 1:
-            raise UserError(f"hidden_dim must be at least 1, got {self.hidden_dim}")
 
     def build_head(self, info: HeadInfo) -> nn.Module:
         return FEDLHead(info.features(), info.num_classes, self.hidden_dim)

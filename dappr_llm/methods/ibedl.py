@@ -16,13 +16,14 @@ a prediction depends neither on its batch nor on earlier predictions.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from ..core.errors import UserError
 from ..core.outputs import Outputs, Prediction, from_alpha, upcast
+from ..core.schemas.method_options import IBEDLOptions
 from .base import Method, Progress
 from .dirichlet import log_softplus, one_hot_labels
 from .edl import expected_error
@@ -55,15 +56,11 @@ class IBEDL(Method):
             Seed of the noise at prediction time.
     """
 
+    schema: ClassVar[Any] = IBEDLOptions
     beta: float = 1e-5
     draws: int = 20
     scale_penalty: float = 0.0
     noise_seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.draws < 1 or self.beta < 0 or self.scale_penalty < 0:
-            raise UserError("ib_edl needs draws of at least 1, and beta and scale_penalty that are not negative")
 
     def num_outputs(self, num_classes: int) -> int:
         return 2 * num_classes

@@ -13,13 +13,14 @@ little evidence get a larger weight in the error, and that the log-determinant p
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from ..core.errors import UserError
 from ..core.outputs import Outputs, Prediction, from_alpha, upcast
+from ..core.schemas.method_options import IEDLOptions
 from .base import Method, Progress, Scheduled
 from .dirichlet import kl_to_symmetric, mean_variance, one_hot_labels, squared_error, without_label
 
@@ -48,12 +49,8 @@ class IEDL(Scheduled, Method):
             Coefficient of the KL term; see [`Scheduled`].
     """
 
+    schema: ClassVar[Any] = IEDLOptions
     fisher_weight: float = 0.05
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.fisher_weight < 0:
-            raise UserError(f"fisher_weight must not be negative, got {self.fisher_weight}")
 
     def loss(self, out: Outputs, labels: Tensor, progress: Progress) -> dict[str, Tensor]:
         logits = upcast(out.logits)

@@ -12,8 +12,9 @@ probabilities (not logits) are averaged. Members of a deep ensemble are averaged
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from ..core.errors import UserError
+from ..core.schemas.method_options import MCDropoutOptions
 from .cross_entropy import CrossEntropy
 
 
@@ -27,9 +28,5 @@ class MCDropout(CrossEntropy):
             Stochastic forward passes M at prediction time.
     """
 
+    schema: ClassVar[Any] = MCDropoutOptions
     passes: int = 10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.passes < 2:
-            raise UserError(f"mc_dropout needs at least 2 passes, got {self.passes}; one pass is the method ce")

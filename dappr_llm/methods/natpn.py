@@ -20,21 +20,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import UserError
 from ..core.outputs import Outputs, Prediction
-from .base import HeadInfo, Method, Progress, check_choice, single_pass
+from ..core.schemas.method_options import NatPNOptions
+from .base import HeadInfo, Method, Progress
 from .dirichlet import clamp_keeping_gradient
 from .flows import RadialFlows
 from .postnet import LIMIT, posterior_terms
 
 _FIT_ROWS = 1024
 _FIT_RATE = 1e-2  # the authors' code has 1e-3; at 2e-3 the flow took about four times as many steps
-BUDGETS = ("normal", "constant", "exp_half", "exp")
 
 
 def log_budget(dim: int, kind: str) -> float:
@@ -105,21 +104,13 @@ class NatPN(Method):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"features", "fit_after"})
+    schema: ClassVar[Any] = NatPNOptions
     latent_dim: int = 16
     layers: int = 8
     entropy_weight: float = 1e-5
     budget: str = "normal"
     flow_warmup_epochs: float = 3
     flow_finetune_steps: int = 2000
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        single_pass(self)
-        check_choice("budget", self.budget, BUDGETS)
-        if self.latent_dim < 1 or self.layers < 1:
-            raise UserError(f"natpn: latent_dim and layers must be at least 1, got {self.latent_dim}, {self.layers}")
-        if min(self.entropy_weight, self.flow_warmup_epochs, self.flow_finetune_steps) < 0:
-            raise UserError("natpn: entropy_weight, flow_warmup_epochs and flow_finetune_steps must not be negative")
 
     def num_outputs(self, num_classes: int) -> int:
         return 0

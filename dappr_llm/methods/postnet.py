@@ -15,19 +15,19 @@ Differs from the paper's code, which sums the loss over a batch: ours is the mea
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ..core.errors import UserError
 from ..core.outputs import Outputs, Prediction, from_alpha
-from .base import HeadInfo, Method, Progress, check_choice
+from ..core.schemas.method_options import PostNetOptions
+from .base import HeadInfo, Method, Progress
 from .dirichlet import clamp_keeping_gradient, entropy, expected_cross_entropy, one_hot_labels
 from .flows import RadialFlows
 
 LIMIT = 30.0  # bound of the log-evidence: a collapsing latent space would reach 80
-BUDGETS = ("counts", "one", "log", "share")
 
 
 def evidence_to_alpha(log_evidence: Tensor) -> Tensor:
@@ -88,16 +88,11 @@ class PostNet(Method):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"features"})
+    schema: ClassVar[Any] = PostNetOptions
     latent_dim: int = 6
     layers: int = 6
     entropy_weight: float = 1e-5
     budget: str = "counts"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("budget", self.budget, BUDGETS)
-        if self.latent_dim < 1 or self.layers < 1 or self.entropy_weight < 0:
-            raise UserError("postnet: latent_dim and layers must be at least 1, entropy_weight not negative")
 
     def num_outputs(self, num_classes: int) -> int:
         return 0

@@ -19,13 +19,13 @@ shares that is half of the published sum of two means.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ..core.errors import UserError
 from ..core.outputs import Outputs, Prediction, from_alpha, upcast
+from ..core.schemas.method_options import PriorNetworkOptions
 from .base import Method, Progress
 from .dirichlet import clamp_keeping_gradient, kl_divergence
 
@@ -64,16 +64,10 @@ class PriorNetwork(Method):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"auxiliary_rows"})
+    schema: ClassVar[Any] = PriorNetworkOptions
     precision: float = 100.0
     ood_weight: float = 1.0
     reverse: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.precision <= 0 or self.ood_weight < 0:
-            raise UserError(
-                f"precision must be above 0 and ood_weight not negative, got {self.precision} and {self.ood_weight}"
-            )
 
     def loss(self, out: Outputs, labels: Tensor, progress: Progress) -> dict[str, Tensor]:
         logits = upcast(out.logits)

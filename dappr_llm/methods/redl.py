@@ -16,12 +16,13 @@ The ranking is the same.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from ..core.errors import UserError
 from ..core.outputs import Outputs, Prediction, from_alpha, upcast
+from ..core.schemas.method_options import REDLOptions
 from .base import Method, Progress, Scheduled
 from .dirichlet import kl_to_symmetric, one_hot_labels, squared_error
 
@@ -41,13 +42,9 @@ class REDL(Scheduled, Method):
             Coefficient of the KL term; see [`Scheduled`].
     """
 
+    schema: ClassVar[Any] = REDLOptions
     prior: float = 0.1
     cross_weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.prior <= 0 or self.cross_weight <= 0:
-            raise UserError(f"prior and cross_weight must be above 0, got {self.prior} and {self.cross_weight}")
 
     @property
     def epistemic_scale(self) -> float:

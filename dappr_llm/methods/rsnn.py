@@ -23,19 +23,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from ..core.errors import UserError
 from ..core.outputs import Outputs, Prediction
-from .base import HeadInfo, Method, Progress, check_choice, single_pass
+from ..core.schemas.method_options import RSNNOptions
+from .base import HeadInfo, Method, Progress
 from .dirichlet import one_hot_labels
 from .rsnn_class_sets import choose_sets
-
-EMBEDDINGS = ("tsne", "pca")
 
 
 def mobius(members: Tensor) -> Tensor:
@@ -119,20 +117,12 @@ class RSNN(Method):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"features", "fit_before"})
+    schema: ClassVar[Any] = RSNNOptions
     budget: int = 20
     mass_weight: float = 1e-3
     sum_weight: float = 1e-3
     embedding: str = "tsne"
     embedding_rows: int = 3000
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        single_pass(self)
-        check_choice("embedding", self.embedding, EMBEDDINGS)
-        if min(self.budget, self.mass_weight, self.sum_weight) < 0 or self.embedding_rows < 1:
-            raise UserError(
-                "rs_nn: budget, mass_weight and sum_weight must not be negative, embedding_rows at least 1"
-            )
 
     def num_outputs(self, num_classes: int) -> int:
         return 0

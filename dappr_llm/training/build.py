@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..core.backend import Backend
-from ..core.errors import UserError
-from ..core.recipe import Recipe, check_keys
+from ..core.errors import UserError, first_line
+from ..core.recipe import Recipe
 from ..inference.batching import RowSet
 from ..methods import Method, get_method
 from .config import DAPPrConfig
@@ -39,13 +39,13 @@ def build_method(recipe: Recipe) -> Method:
 
 def build_args(recipe: Recipe) -> DAPPrConfig:
     """The recipe's `train` section as `DAPPrConfig`."""
-    valid = {f.name for f in fields(DAPPrConfig) if f.init}
-    check_keys(recipe.train, valid, recipe.name, "train.")
     values = {"report_to": "none", **recipe.train, "output_dir": str(recipe.output_dir)}
     try:
         return DAPPrConfig(**values)
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{recipe.name}: the train section is not valid: {str(error).splitlines()[0]}") from None
+    except (UserError, KeyboardInterrupt):
+        raise
+    except Exception as error:  # TrainingArguments and what it builds raise whatever they like
+        raise UserError(f"{recipe.name}: the train section is not valid: {first_line(error)}") from None
 
 
 def build_run(recipe: Recipe, args: DAPPrConfig) -> TrainingRun:

@@ -12,8 +12,9 @@ import torch
 from transformers import TrainingArguments
 
 from ..core.errors import UserError
+from ..core.schemas import check
+from ..core.schemas.train_section import OwnArguments
 from ..evaluation.metric_columns import LOWER_IS_BETTER
-from .epoch_schedules import check_schedule
 
 if TYPE_CHECKING:
     from .callbacks.interrupt import InterruptCallback
@@ -103,32 +104,17 @@ class DAPPrConfig(TrainingArguments):
         metric = self.metric_for_best_model
         if metric is not None and self.greater_is_better is None:  # type: ignore[has-type]
             self.greater_is_better = metric.removeprefix("eval_") not in {"loss", *LOWER_IS_BETTER}
-        offset = self.evidence_offset
-        if offset is not None and offset != "auto":
-            try:
-                self.evidence_offset = float(offset)  # type: ignore[assignment]
-            except (TypeError, ValueError):
-                raise UserError(f"evidence_offset must be a number or 'auto', got {offset!r}") from None
-        if self.on_nonfinite not in ("stop", "skip"):
-            raise UserError(f"on_nonfinite must be 'stop' or 'skip', got {self.on_nonfinite!r}")
+        for name in ("prompt", "epoch_schedule", "evidence_offset"):  # texts on HfArgumentParser's command line
+            setattr(self, name, _parsed(getattr(self, name)))
+        check(OwnArguments, {name: getattr(self, name) for name in OwnArguments.__annotations__}, "DAPPrConfig")
         self.checkpoint_if_needed = self.gradient_checkpointing == "auto"  # settled when training starts
         if self.checkpoint_if_needed:
             self.gradient_checkpointing = False
-        elif not isinstance(self.gradient_checkpointing, bool):
-            raise UserError(
-                f"gradient_checkpointing must be true, false or 'auto', got {self.gradient_checkpointing!r}"
-            )
         # Every trained parameter gets a gradient; searching for unused ones costs time in each step.
         if self.ddp_find_unused_parameters is None:  # type: ignore[has-type]
             self.ddp_find_unused_parameters = False
         if self.trunk_cache and self.dataloader_num_workers:
             raise UserError("trunk_cache is filled by the process that trains: set dataloader_num_workers: 0")
-        if isinstance(self.prompt, str):
-            self.prompt = json.loads(self.prompt)
-        if isinstance(self.epoch_schedule, str):
-            self.epoch_schedule = json.loads(self.epoch_schedule)
-        if self.epoch_schedule is not None:
-            check_schedule(self.epoch_schedule)
         if not torch.accelerator.is_available():
             # Without this, accelerate does not set up a process group for a launch on CPUs.
             self.use_cpu = True
@@ -176,3 +162,11 @@ class DAPPrConfig(TrainingArguments):
 
             trainer.add_callback(OODMonitor(trainer, ood_datasets or {}, self.monitor_ood_rows))
         return interrupt, guard, hooks
+
+
+def _parsed(value: Any) -> Any:
+    """The value of a text in JSON; other values and texts as they are, for the schema to judge."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return value

@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..core.errors import UserError, nearest
-
 _KINDS: dict[str, dict[str, float]] = {
     "step": {"every": 20, "factor": 0.1},
     "cosine": {"warmup": 10, "start": 1e-6, "floor": 1e-5, "lag": 0},
@@ -37,16 +35,6 @@ def learning_rate(spec: Mapping[str, Any], base: float, epoch: int, epochs: int)
     if t < values["warmup"]:
         return values["start"] + t * (base - values["start"]) / values["warmup"]
     return values["floor"] + 0.5 * (base - values["floor"]) * (1 + math.cos(math.pi * t / epochs))
-
-
-def check_schedule(spec: Any) -> None:
-    """Refuse a schedule that `learning_rate` does not know."""
-    if not isinstance(spec, Mapping) or spec.get("kind") not in _KINDS:
-        found = spec.get("kind") if isinstance(spec, Mapping) else spec
-        raise UserError(f"train.epoch_schedule: unknown kind {found!r}; {nearest(found, _KINDS)}")
-    for key in spec:
-        if key != "kind" and key not in _KINDS[spec["kind"]]:
-            raise UserError(f"train.epoch_schedule: unknown key {key!r}; {nearest(key, _KINDS[spec['kind']])}")
 
 
 def epoch_schedule(args: Any, optimizer: Any, steps_per_epoch: float) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +76,7 @@ def _remove_run(folder: Path) -> None:
 
 def _identity(recipe: Recipe) -> dict[str, Any]:
     """The settings that decide what is trained, by dotted key."""
-    values = asdict(recipe)
+    values = recipe.model_dump()
     values["train"] = {k: v for k, v in values["train"].items() if k not in _NOT_IDENTITY}
     values["data"].pop("root")
     return _flat({k: v for k, v in values.items() if k not in ("name", "description")})

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UserError
-from ..core.recipe import Recipe, check_keys
+from ..core.recipe import Recipe
 from ..methods import Method
 
 if TYPE_CHECKING:
@@ -189,12 +188,7 @@ def _wanted(recipe: Recipe, task: ImageTask) -> dict[str, Any]:
 
 
 def _lora(recipe: Recipe) -> dict[str, Any] | None:
-    if not recipe.lora:
-        return None
-    from peft import LoraConfig
-
-    check_keys(recipe.lora, set(inspect.signature(LoraConfig).parameters), recipe.name, "lora.")
-    return dict(recipe.lora)
+    return dict(recipe.lora) if recipe.lora else None
 
 
 def _start_from(model: ImageClassifier, folder: str) -> None:

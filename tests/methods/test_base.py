@@ -70,14 +70,16 @@ def test_an_unknown_option_names_the_valid_ones(name):
 @pytest.mark.parametrize(
     "name, options, message",
     [
-        ("mc_dropout", {"passes": 1}, "at least 2 passes"),
-        ("dappr", {"passes": 0}, "passes must be at least 1"),
-        ("edl", {"reg_weight": -1}, "reg_weight must not be negative"),
-        ("edl", {"regulariser": "l2"}, "Unknown regulariser 'l2'.*kl"),
+        ("mc_dropout", {"passes": 1}, "passes is 1; allowed: a whole number of at least 2"),
+        ("dappr", {"passes": 0}, "passes is 0; allowed: a whole number of at least 1"),
+        ("edl", {"reg_weight": -1}, "reg_weight is -1; allowed: a number of at least 0"),
+        ("edl", {"regulariser": "l2"}, "regulariser is 'l2'.*kl"),
         ("iedl", {"fisher_weight": -1}, "fisher_weight"),
         ("redl", {"prior": 0}, "prior"),
         ("ib_edl", {"draws": 0}, "draws"),
-        ("dappr", {"schedule": "cosine"}, "Unknown schedule 'cosine'"),
+        ("dappr", {"schedule": "cosine"}, "schedule is 'cosine'.*constant"),
+        ("dappr", {"reg_weight": float("nan")}, "reg_weight is nan"),
+        ("dappr", {"reg_weight": "1"}, "did you mean 1"),
     ],
 )
 def test_bad_options_are_refused(name, options, message):

@@ -264,7 +264,7 @@ def test_ablations():
     [
         ({"schedule": "warm"}, "warmup"),
         ({"regulariser": "spurius"}, "spurious"),
-        ({"reg_weight": -1.0}, "negative"),
+        ({"reg_weight": -1.0}, "at least 0"),
         ({"lambda": 1.0}, "reg_weight"),
     ],
 )

@@ -6,7 +6,8 @@ import pytest
 
 from dappr_llm.core.errors import UserError
 from dappr_llm.training.callbacks.every_epochs import EveryEpochs
-from dappr_llm.training.epoch_schedules import check_schedule, epoch_schedule, learning_rate
+from dappr_llm.training.config import DAPPrConfig
+from dappr_llm.training.epoch_schedules import epoch_schedule, learning_rate
 
 COSINE = {"kind": "cosine", "lag": 1}
 
@@ -40,9 +41,9 @@ def test_steps_and_the_optimizer():
 
 
 @pytest.mark.parametrize("spec", [{"kind": "cosin"}, {"kind": "step", "evry": 3}, "step", {}])
-def test_unknown_schedules_are_refused(spec):
+def test_unknown_schedules_are_refused(tmp_path, spec):
     with pytest.raises(UserError, match="epoch_schedule"):
-        check_schedule(spec)
+        DAPPrConfig(output_dir=str(tmp_path), epoch_schedule=spec)
 
 
 def test_every_few_epochs_and_after_the_last():

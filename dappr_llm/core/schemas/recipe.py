@@ -1,0 +1,144 @@
+"""A recipe: what `dappr train` reads, with types, ranges and defaults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field, with_config
+from typing_extensions import TypedDict
+
+from .types import STRICT, Count, Dropout, Inside, Name, Names, Options, Positive, Section, Share, Text
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Width = Annotated[int, Field(ge=1, le=65_536)]
+Pixels = Annotated[int, Field(ge=1, le=16_384)]
+Plain = str | int | float | bool
+
+
+@with_config(STRICT)
+class TaskDescription(TypedDict, total=False):
+    """One's own data: where the rows are and what their columns are called; text and images share the form."""
+
+    name: Name
+    path: Text | None
+    config: Name | None
+    splits: dict[Name, Text] | None
+    revision: Name | None
+    # rows of text
+    question: Name | None
+    choices: Name | Names | None
+    answer: Name | None
+    id: Name | None
+    options: Annotated[list[Plain], Field(min_length=1, max_length=100_000)] | None
+    answer_type: Literal["auto", "letter", "index", "text"] | None
+    # rows of images
+    task: Name
+    image: Name
+    label: Name
+    num_classes: Annotated[int, Field(ge=1, le=1_000_000)] | None
+    class_names: Names
+    channels: Literal[1, 3]
+    size: Pixels
+    resize: Pixels | None
+    keep_native: bool
+    mean: Annotated[list[float], Field(min_length=1, max_length=4)]
+    std: Annotated[list[Positive], Field(min_length=1, max_length=4)]
+    augment: Names
+    interpolation: Literal["nearest", "bilinear", "bicubic"]
+    folders: Names
+    layout: Name | None
+    in_memory: bool
+    validation_fraction: Inside | None
+    validation_rule: Literal["random", "stratified", "last"]
+    test_fraction: Inside | None
+    whole: bool
+    imbalance: Annotated[float, Field(gt=0, le=1)] | None
+    where: Options
+
+
+Task = Annotated[str, Field(min_length=1, max_length=4096)] | TaskDescription
+
+
+class ModelSection(Section):
+    """
+    `model:` which base model, how it is loaded, and the adapter that training starts from.
+
+    For images `backbone` takes the place of `name` (`convnet`, or a timm model), `adapter` is a checkpoint to start
+    from, and the fields after it are those of `dappr_llm.vision.model.ImageClassifierConfig`.
+    """
+
+    name: Text = "smollm2-135m"
+    dtype: Dtype = "auto"
+    revision: Name | None = None
+    attn_implementation: Name | None = None
+    trust_remote_code: bool = False
+    quantization: Options | None = None
+    adapter: Text | None = None
+    backbone: Name | None = None
+    pretrained: bool = False
+    stem: Literal["default", "small"] = "default"
+    hidden: Annotated[list[Width], Field(max_length=64)] = Field(default_factory=list)
+    dropout: Dropout = 0.0
+    frozen: bool = False
+    image_size: Pixels | None = None
+    channels: Literal[1, 3] | None = None
+    backbone_options: Options = Field(default_factory=dict)
+    spectral_factor: Positive = 1.0
+
+
+class DataSection(Section):
+    """
+    `data:` the task to train on, the OOD tasks to test on; each a name or a description of one's own data.
+
+    `naming_share` is the share of training rows whose question is replaced by one that asks for the right option's own
+    words. It keeps small models in mind of what a letter stands for while they learn a task too hard to show it.
+    `auxiliary` is a task whose rows are mixed in without labels, `auxiliary_share` of every epoch, for methods that
+    learn from such rows. `augment` replaces an image task's own augmentation (`none`, or names such as
+    `[crop, flip]`).
+
+    `streaming` reads training rows as they are needed, shuffled within `shuffle_buffer` rows; needs `train.max_steps`.
+    """
+
+    train: Task
+    ood: Annotated[list[Task], Field(max_length=1000)] = Field(default_factory=list)
+    root: Text | None = None
+    train_split: Name = "train"
+    validation_split: Name | None = "validation"
+    test_split: Name | None = "test"
+    ood_split: Name = "test"
+    validation_fraction: Inside | None = None
+    naming_share: Share = 0.0
+    streaming: bool = False
+    shuffle_buffer: Count = 1000
+    auxiliary: Task | None = None
+    auxiliary_split: Name = "train"
+    auxiliary_share: Inside = 0.5
+    augment: Name | Names | None = None
+    max_train_samples: Count | None = None
+    max_validation_samples: Count | None = None
+    max_test_samples: Count | None = None
+
+
+class Recipe(Section):
+    """
+    A whole run. `lora` goes to `peft.LoraConfig`, `train` to `DAPPrConfig`, `method` to the method, as they are.
+    """
+
+    name: Name = "run"
+    description: Text = ""
+    model: ModelSection = Field(default_factory=ModelSection)
+    lora: dict[str, Any] = Field(default_factory=dict)
+    method: dict[str, Any] = Field(default_factory=lambda: {"name": "dappr"})
+    data: DataSection
+    train: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def output_dir(self) -> Path:
+        """`train.output_dir`, or `runs/<name>`."""
+        return Path(self.train.get("output_dir") or f"runs/{self.name}")
+
+    def to_yaml(self) -> str:
+        """The resolved recipe as YAML that `load_recipe` reads back."""
+        return yaml.safe_dump(self.model_dump(), sort_keys=False, allow_unicode=True)

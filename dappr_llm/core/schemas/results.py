@@ -1,0 +1,60 @@
+"""`results.json`: metrics, their intervals and where they come from; and the tables of a sweep."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, with_config
+from typing_extensions import Required, TypedDict
+
+from .manifest import FileName
+from .types import STRICT, File, Name, Options, Text
+
+Key = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+class ResultsMeta(File):
+    """Tasks, tables and origin of the metrics; anything else is kept as it is."""
+
+    id: Name | None = None
+    ood: list[Name] | None = None
+    tables: dict[Name, FileName] | None = None
+    method: Name | list[Name] | None = None
+    command: Text | None = None
+
+
+class ResultsContent(File):
+    """The whole file; metrics are fractions, `null` where undefined."""
+
+    schema_version: Literal[1] = 1
+    meta: ResultsMeta
+    results: dict[Key, float | None]
+    intervals: dict[Key, Annotated[list[float | None], Field(min_length=2, max_length=2)]] = Field(
+        default_factory=dict
+    )
+
+
+@with_config(STRICT)
+class SweepRow(TypedDict, total=False):
+    """A row of a sweep's table file."""
+
+    recipe: Required[Text]
+    name: Name | None
+    label: Text | None
+    set: Options | None
+    members: Annotated[int, Field(ge=1, le=1000)]
+    weights_of: Name | None
+
+
+@with_config(STRICT)
+class SweepTable(TypedDict, total=False):
+    """A table file of `dappr sweep`: methods x seeds."""
+
+    name: Name | None
+    description: Text
+    seeds: Annotated[list[Annotated[int, Field(ge=0, lt=1000)]], Field(max_length=1000)] | None
+    set: Options | None
+    rows: Required[
+        Annotated[list[Annotated[str, Field(min_length=1, max_length=4096)] | SweepRow], Field(min_length=1)]
+    ]
+    output_dir: Text | None

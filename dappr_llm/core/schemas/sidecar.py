@@ -1,0 +1,92 @@
+"""`uncertainty_config.json`: what is needed besides the weights to read a checkpoint's outputs again."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from .check import check
+from .method_options import METHOD_OPTIONS
+from .types import File, Name, Number, Options, Text
+
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+TokenIds = Annotated[list[TokenId], Field(max_length=100_000)]
+
+
+class MethodPart(File):
+    """The method and its options."""
+
+    name: Name
+    options: Options
+
+    @model_validator(mode="after")
+    def _known(self) -> MethodPart:
+        if self.name in METHOD_OPTIONS:  # others are of a later version, or the user's own: the registry says so
+            check(METHOD_OPTIONS[self.name], self.options, "its options")
+        return self
+
+
+class PromptPart(File):
+    """The prompt template."""
+
+    instruction: Text
+    template: Text
+    choice: Text
+
+
+class SidecarFile(File):
+    """What every sidecar holds."""
+
+    format_version: Literal[1]
+    modality: Name
+    method: MethodPart
+    num_choices: Annotated[int, Field(ge=1, le=1_000_000)]
+    evidence_offset: Number = 0.0
+    versions: dict[Name, Text] = Field(default_factory=dict)
+
+
+class TextSidecar(SidecarFile):
+    """The sidecar of an adapter that reads answer letters."""
+
+    modality: Literal["text"]
+    base_model: Text | None = None
+    base_revision: Name | None = None
+    letters: Annotated[list[Name], Field(max_length=26)]
+    letter_token_ids: TokenIds
+    extra_token_ids: Annotated[list[TokenIds], Field(max_length=1000)] | None = None
+    prompt: PromptPart
+    max_length: Annotated[int, Field(ge=1, le=10_000_000)]
+    evidence_offset: Number
+
+    @model_validator(mode="after")
+    def _one_token_per_letter(self) -> TextSidecar:
+        if not len(self.letters) == len(self.letter_token_ids) == self.num_choices:
+            raise ValueError(
+                f"num_choices is {self.num_choices}, with {len(self.letters)} letters and "
+                f"{len(self.letter_token_ids)} letter_token_ids: there must be as many of each"
+            )
+        return self
+
+
+class TransformPart(File):
+    """The transform of the images."""
+
+    size: Annotated[int, Field(ge=1, le=16_384)]
+
+
+class ImageSidecar(SidecarFile):
+    """The sidecar of an image classifier."""
+
+    modality: Literal["image"]
+    class_names: Annotated[list[str], Field(max_length=1_000_000)]
+    transform: TransformPart
+
+
+class TrainedRows(File):
+    """`trained_rows.json`: short hashes of the rows that a checkpoint was trained on."""
+
+    sha256_64: Annotated[list[Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]], Field(max_length=100_000_000)]
+
+
+SIDECARS: dict[Any, type[SidecarFile]] = {"text": TextSidecar, "image": ImageSidecar}
