@@ -1,16 +1,20 @@
-"""Atomic file writes, a lock that lets one process at a time write a folder, and which rank writes and prints."""
+"""Bounded reads, atomic writes, a lock that lets one process write a folder, and which rank writes and prints."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from .errors import UserError
 
 PathLike = str | os.PathLike[str]
+JSON_LIMIT = 16 * 2**20  # bytes; such a file takes up to some hundred MB of memory when it is read
 
 
 def cache_dir() -> Path:
@@ -18,6 +22,101 @@ def cache_dir() -> Path:
     if os.environ.get("DAPPR_CACHE"):
         return Path(os.environ["DAPPR_CACHE"])
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dappr_llm"
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
+def file_size(path: PathLike) -> int:
+    """The size of a regular file, which is not opened: opening a FIFO would wait forever, a device may act."""
+    try:
+        found = os.stat(path)  # follows links: the Hub's cache is made of them
+    except (OSError, ValueError) as error:
+        raise UserError(f"Cannot read {path}: {getattr(error, 'strerror', None) or error}.") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise UserError(f"Cannot read {path}: it is {_kind(found.st_mode)}, not a regular file.")
+    return found.st_size
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFLNK: "a link"}
+    return kinds.get(stat.S_IFMT(mode), "a device")
+
+
+def read_bytes(path: PathLike, limit: int) -> bytes:
+    """The content of a regular file of at most `limit` bytes."""
+    size = file_size(path)
+    if size > limit:
+        raise UserError(f"{path} holds {size:,} bytes, and such a file may hold {limit:,} at most.")
+    try:
+        # Not blocking: the file may have become a FIFO since it was looked at.
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        with open(handle, "rb") as file:
+            data = file.read(limit + 1)
+    except OSError as error:
+        raise UserError(f"Cannot read {path}: {error.strerror or error}.") from None
+    if len(data) > limit:
+        raise UserError(f"{path} grew beyond {limit:,} bytes while it was read.")
+    return data
+
+
+def read_json(path: PathLike, limit: int = JSON_LIMIT, *, allow_nan: bool = False) -> Any:
+    """
+    The content of a JSON file; whatever is wrong with it is a `UserError` that names the file.
+
+    Args:
+        path (`str` or `os.PathLike`):
+            A regular file, in UTF-8.
+        limit (`int`, *optional*, defaults to 16 MiB):
+            How many bytes it may hold.
+        allow_nan (`bool`, *optional*, defaults to `False`):
+            Accept NaN and infinite numbers, which JSON lacks and other libraries write.
+    """
+    try:
+        return parse_json(read_bytes(path, limit), allow_nan=allow_nan)
+    except ValueError as error:  # also of UTF-8
+        raise UserError(f"{path} is not a valid JSON file: {error}.") from None
+
+
+def parse_json(data: str | bytes, *, allow_nan: bool = False) -> Any:
+    """
+    A JSON value; a `ValueError` says what is wrong with it.
+
+    Stricter than `json.loads`: keys that appear twice (the readers of a file would disagree about it), numbers
+    that are not finite and halves of surrogate pairs (which cannot be printed or written again) are refused.
+    """
+    text = data.decode("utf-8") if isinstance(data, bytes) else data
+    numbers: dict[str, Any] = {} if allow_nan else {"parse_constant": _not_a_number, "parse_float": _finite}
+    try:
+        found = json.loads(text, object_pairs_hook=_unique_keys, **numbers)
+        if "\\ud" in text.lower():
+            json.dumps(found, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return found
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {twice[:80]!r} appears twice")
+    return found
+
+
+def _not_a_number(name: str) -> float:
+    raise ValueError(f"{name} is not a number in JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {text[:40]} is too large")
+    return value
+
+
+# --- writing --------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
