@@ -33,6 +33,7 @@ VERBS = {
     "combine": "Make an ensemble of finished runs or of saved tables; needs no model.",
     "sweep": "Train methods x seeds on one task and make one table of their results.",
     "recipes": "List the recipes that ship with the package.",
+    "config-schema": "Print the JSON schema of a recipe or of another file, for editors.",
 }
 
 
@@ -57,7 +58,7 @@ def build_parser(verb: str | None = None) -> argparse.ArgumentParser:
         if verb not in (None, name):
             verbs.add_parser(name, help=help)
             continue
-        module: Any = import_module(f".{name}", __package__)
+        module: Any = import_module(f".{name.replace('-', '_')}", __package__)
         kind = argparse.RawDescriptionHelpFormatter
         own = verbs.add_parser(name, help=help, description=help, epilog=module.EPILOG, formatter_class=kind)
         module.add_arguments(own)

@@ -20,6 +20,8 @@ import numpy as np
 from ..core.checkpoint import versions
 from ..core.errors import UserError, nearest
 from ..core.files import write_text
+from ..core.schemas import files
+from ..core.schemas.decision import DecisionFile
 from . import conformal
 
 FILE = "decision.json"
@@ -77,16 +79,8 @@ class Decision:
         """
         path = Path(path)
         path = path / FILE if path.is_dir() else path
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            version, checksum = content["format_version"], content.pop("checksum")
-        except OSError as error:
-            raise UserError(f"Cannot read {path}: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path} is damaged ({error}); run `dappr calibrate` again") from None
-        if not isinstance(version, int) or version > FORMAT_VERSION:
-            raise UserError(f"{path} was written by a newer dappr_llm (format {version}); please upgrade")
-        if checksum != _checksum(content):
+        content = files.load(DecisionFile, path, "run `dappr calibrate` again", FORMAT_VERSION)
+        if content.pop("checksum") != _checksum(content):
             raise UserError(
                 f"{path} was changed after it was written (its checksum differs); run `dappr calibrate` again"
             )
@@ -96,7 +90,7 @@ class Decision:
                 f"{path} was fitted for other weights than those beside it (their hashes differ): the adapter was "
                 "trained again or damaged; run `dappr calibrate` again, or load without a decision"
             )
-        return cls(**{name: content[name] for name in cls.__dataclass_fields__})
+        return cls(**{name: content[name] for name in cls.__dataclass_fields__ if name in content})
 
     def scale(
         self, probs: np.ndarray, alpha: np.ndarray | None, num_options: np.ndarray

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import UserError
 from ..core.files import PathLike, write_text
+from ..core.schemas import files
+from ..core.schemas.results import ResultsContent
 
 SCHEMA_VERSION = 1
 
@@ -74,27 +75,8 @@ def load_results(path: PathLike) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def load_results_file(path: PathLike) -> ResultsFile:
     """Reads a whole results file. Files without a schema version count as version 1; newer versions are refused."""
-    try:
-        with open(path, encoding="utf-8") as handle:
-            content = json.load(handle)
-    except OSError as error:
-        raise UserError(f"Cannot read {path}: {error.strerror}.") from error
-    except ValueError as error:
-        raise UserError(f"{path} is not a JSON file: {error}.") from error
-    content = content if isinstance(content, dict) else {}
-    parts = [content.get("results"), content.get("meta"), content.get("intervals", {})]
-    results, meta, intervals = (part if isinstance(part, dict) else {} for part in parts)
-    if not all(isinstance(part, dict) for part in parts):
-        raise UserError(f"{path} is not a results file: it must hold the objects 'results' and 'meta'.")
-    version = content.get("schema_version", SCHEMA_VERSION)
-    if not isinstance(version, int) or version > SCHEMA_VERSION:
-        raise UserError(f"{path} has schema version {version!r}, but this dappr_llm reads up to {SCHEMA_VERSION}.")
-    for key, value in results.items():
-        if not (value is None or isinstance(value, int | float)):
-            raise UserError(f"{path}: the result {key!r} is not a number.")
-    for key, value in intervals.items():
-        if not (isinstance(value, list) and len(value) == 2):
-            raise UserError(f"{path}: the interval {key!r} is not a pair [low, high].")
+    content = files.load(ResultsContent, path, "run `dappr evaluate` again", SCHEMA_VERSION, "schema_version")
+    results, meta, intervals = content["results"], content["meta"], content.get("intervals", {})
     return ResultsFile(
         {key: _number(value) for key, value in results.items()},
         meta,

@@ -287,3 +287,22 @@ def test_mistral_methods_hold_their_coefficients():
         assert recipe.method == method
         clip = 1.0 if name == "mc_dropout" else 20.0
         assert recipe.train["max_grad_norm"] == clip and recipe.lora["lora_dropout"] == 0.1
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("a: &a [1, 1]\n" + "\n".join(f"b{i}: &b{i} [*{'a' if i == 0 else f'b{i - 1}'}, *{'a' if i == 0 else f'b{i - 1}'}]" for i in range(40)), "more than 100,000 values with its aliases written out"),
+        ("a: &a\n  b: *a\n", "line 1: an alias holds itself"),
+        ("[" * 5000, "nested too deeply|not valid YAML"),
+        ("a: 2026-13-45\n", "not valid YAML"),
+        ("a: !!python/object/apply:os.system [true]\n", "line 1: not valid YAML"),
+        ("x: " + "y" * 1_000_001, "longer than 1,000,000 characters"),
+        ("? [a]\n: b\n", "line 1: not valid YAML"),
+        ("a: \x00\n", "not valid YAML"),
+    ],
+)  # fmt: skip
+def test_hostile_yaml_is_one_sentence(tmp_path, text, words):
+    with pytest.raises(UserError, match=words) as caught:
+        load_recipe(write(tmp_path / "r.yaml", text))
+    assert "\n" not in str(caught.value)

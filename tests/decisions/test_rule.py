@@ -124,8 +124,8 @@ def test_ce_has_no_possibility_score():
 @pytest.mark.parametrize(
     "spoil, words",
     [
-        (lambda text: text[: len(text) // 2], "damaged"),
-        (lambda text: text.replace('"temperature": ', '"temperature": 1'), "changed after"),
+        (lambda text: text[: len(text) // 2], "not a valid JSON file.*run `dappr calibrate` again"),
+        (lambda text: text.replace('"temperature": ', '"temperature": 1'), "changed after|temperature is"),
         (lambda text: "[]", "damaged"),
         (lambda text: text.replace('"format_version": 1', '"format_version": 9'), "newer"),
     ],
@@ -141,8 +141,8 @@ def test_a_rule_belongs_to_its_weights(tmp_path):
     rule = calibrate(make_table(200))
     from dataclasses import replace
 
-    replace(rule, weights_sha256="aa").save(tmp_path)
-    assert Decision.load(tmp_path, "aa").weights_sha256 == "aa"
+    replace(rule, weights_sha256="aa" * 32).save(tmp_path)
+    assert Decision.load(tmp_path, "aa" * 32).weights_sha256 == "aa" * 32
     with pytest.raises(UserError, match="other weights"):
         Decision.load(tmp_path, "bb")
 

@@ -134,9 +134,12 @@ def test_results_file_holds_a_version_and_intervals(tmp_path):
     path.write_text('{"meta": {}, "results": {"id/nll": null}}')
     assert math.isnan(load_results(path)[0]["id/nll"]) and load_results_file(path).intervals == {}
     for bad, words in (
-        ('{"schema_version": 2, "meta": {}, "results": {}}', "schema version 2, but .* up to 1"),
-        ('{"meta": {}, "results": {"id/nll": "x"}}', "'id/nll' is not a number"),
-        ('{"meta": {}, "results": {}, "intervals": {"id/nll": [1]}}', r"'id/nll' is not a pair \[low, high\]"),
+        ('{"schema_version": 2, "meta": {}, "results": {}}', "newer dappr_llm .format 2.; please upgrade"),
+        ('{"meta": {}, "results": {"id/nll": "x"}}', "results.id/nll is 'x'; allowed: a number or null"),
+        (
+            '{"meta": {}, "results": {}, "intervals": {"id/nll": [1]}}',
+            r"intervals.id/nll is \[1\]; allowed: a list of 2",
+        ),
     ):
         path.write_text(bad)
         with pytest.raises(UserError, match=words):

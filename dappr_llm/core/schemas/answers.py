@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from .types import File, Natural, Weight
+from .types import File, Natural, Number
 
 LONGEST_ID = 1000
 Choice = Annotated[str, Field(max_length=1_000_000)]
@@ -23,7 +23,7 @@ class AnswerRecord(File):
     probs: list[Annotated[float, Field(ge=0, le=1 + 1e-6)]]
     alpha: list[Annotated[float, Field(ge=0, le=1e30)]] | None = None
     aleatoric: Annotated[float, Field(ge=-1e-6, le=1 + 1e-6)]
-    epistemic: Weight
+    epistemic: Number
     prediction_set: list[str] | None = None
     abstain: bool | None = None
     label: Natural | None = None

@@ -135,8 +135,9 @@ def _part(whole: dict[str, Any], place: tuple[Any, ...]) -> dict[str, Any]:
                 inner += _branches(part["items"], whole)
             elif step in part.get("properties", {}):
                 inner += _branches(part["properties"][step], whole)
-            elif isinstance(part.get("additionalProperties"), dict):
-                inner += _branches(part["additionalProperties"], whole)
+            else:
+                others = [part.get("additionalProperties"), *part.get("patternProperties", {}).values()]
+                inner += [leaf for other in others if isinstance(other, dict) for leaf in _branches(other, whole)]
         parts = inner
     return parts[0] if len(parts) == 1 else {"anyOf": parts} if parts else {}
 
@@ -168,11 +169,13 @@ def describe(part: dict[str, Any]) -> str:
     if kind == "string":
         if part.get("pattern") == r"^[0-9a-f]{64}$":
             return "a SHA-256 in hexadecimal"
-        most = f" of at most {part['maxLength']:,} characters" if "maxLength" in part else ""
-        return ("a text that is not empty," if part.get("minLength") else "a text") + most
+        limit = f" of at most {part['maxLength']:,} characters" if "maxLength" in part else ""
+        return ("a text that is not empty," if part.get("minLength") else "a text") + limit
     if kind == "array":
         inner = part.get("items")
-        return "a list" + (f", each {describe(inner)}" if inner and "$ref" not in str(inner) else "")
+        least, most = part.get("minItems", 0), part.get("maxItems")
+        count = f" of {least}" if least and least == most else ", not empty" if least else ""
+        return "a list" + count + (f", each {describe(inner)}" if inner and "$ref" not in str(inner) else "")
     words = {"boolean": "true or false", "null": "null", "object": "a mapping"}
     return words.get(str(kind), "a valid value")
 

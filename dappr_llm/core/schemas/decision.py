@@ -6,15 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from .types import File, Inside, Name, Natural, Sha256, Share, Weight
+from .types import File, Inside, Name, Natural, Number, Sha256, Share
 
 # A temperature below 0 turns the order of the options around, and one near 0 makes every answer certain.
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.01, 100.0
 Temperature = Annotated[float, Field(ge=LEAST_TEMPERATURE, le=MOST_TEMPERATURE)]
 Score = Literal["lac", "aps", "possibility"]
 Options = Annotated[str, Field(pattern=r"^(all|[1-9][0-9]{0,6})$")]  # a number of options, or any number
-# All scores lie between 0 and 1; rounding may put a quantile just past them.
-Limit = Annotated[float, Field(ge=-1e-6, le=1 + 1e-6)]
+Limit = Annotated[float, Field(ge=-1e-6, le=1e30)]  # scores begin at 0; rounding may put a quantile just below
 
 
 class ConformalPart(File):
@@ -37,10 +36,10 @@ class ConformalPart(File):
 
 
 class AbstentionPart(File):
-    """The uncertainty above which the model abstains (`null`: always), and what it promised on the calibration rows."""
+    """The uncertainty above which the model abstains (`null`: always), and its risk on the calibration rows."""
 
     score: Literal["aleatoric", "epistemic"]
-    threshold: Weight | None
+    threshold: Number | None
     risk: Share | None = None
     risk_bound: Share | None = None
     coverage: Share | None = None

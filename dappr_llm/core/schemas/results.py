@@ -7,9 +7,11 @@ from typing import Annotated, Literal
 from pydantic import Field, with_config
 from typing_extensions import Required, TypedDict
 
-from .manifest import FileName
 from .types import STRICT, File, Name, Options, Text
 
+# Figures may be written beside the run that holds their tables, so a path may lead out of the folder; only tables are
+# read there.
+TablePath = Annotated[str, Field(pattern=r"^[^/\\\x00][^\x00]*\.npz$", max_length=4096)]
 Key = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
@@ -18,7 +20,7 @@ class ResultsMeta(File):
 
     id: Name | None = None
     ood: list[Name] | None = None
-    tables: dict[Name, FileName] | None = None
+    tables: dict[Name, TablePath] | None = None
     method: Name | list[Name] | None = None
     command: Text | None = None
 

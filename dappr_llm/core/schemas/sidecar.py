@@ -78,7 +78,7 @@ class TransformPart(File):
 class ImageSidecar(SidecarFile):
     """The sidecar of an image classifier."""
 
-    modality: Literal["image"]
+    modality: Literal["vision"]
     class_names: Annotated[list[str], Field(max_length=1_000_000)]
     transform: TransformPart
 
@@ -89,4 +89,4 @@ class TrainedRows(File):
     sha256_64: Annotated[list[Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]], Field(max_length=100_000_000)]
 
 
-SIDECARS: dict[Any, type[SidecarFile]] = {"text": TextSidecar, "image": ImageSidecar}
+SIDECARS: dict[Any, type[SidecarFile]] = {"text": TextSidecar, "vision": ImageSidecar}

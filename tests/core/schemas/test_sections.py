@@ -1,0 +1,135 @@
+"""Sections of a recipe hold what the classes behind them take, and errors name key, value and the nearest form."""
+
+import subprocess
+import sys
+from dataclasses import fields
+from typing import get_args, get_type_hints
+
+import pytest
+
+from dappr_llm.core.errors import UserError
+from dappr_llm.core.recipe import load_recipe
+from dappr_llm.core.schemas import check, lora_section, method_options, train_section
+from dappr_llm.core.schemas.recipe import ModelSection, TaskDescription
+from dappr_llm.methods import METHODS
+
+
+def keys(schema):
+    return set(get_type_hints(schema))
+
+
+def test_train_section_holds_the_fields_of_the_training_arguments():
+    from dappr_llm.training.config import DAPPrConfig
+
+    assert keys(train_section.TrainSection) == {f.name for f in fields(DAPPrConfig) if f.init}
+
+
+def test_choices_are_those_of_transformers():
+    from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy, SchedulerType
+    from transformers.training_args import OptimizerNames
+
+    hints = get_type_hints(train_section.TrainSection)
+    for key, kind in (
+        ("lr_scheduler_type", SchedulerType),
+        ("optim", OptimizerNames),
+        ("eval_strategy", IntervalStrategy),
+        ("logging_strategy", IntervalStrategy),
+        ("save_strategy", SaveStrategy),
+        ("hub_strategy", HubStrategy),
+    ):
+        assert set(get_args(hints[key])) == {entry.value for entry in kind}, key
+
+
+def test_the_arguments_defaults_are_valid(tmp_path):
+    from dappr_llm.training.config import DAPPrConfig
+
+    own = {name: getattr(DAPPrConfig(output_dir=str(tmp_path)), name) for name in keys(train_section.OwnArguments)}
+    check(train_section.OwnArguments, own, "defaults")
+
+
+def test_lora_section_holds_the_fields_of_peft():
+    from peft import LoraConfig
+
+    assert keys(lora_section.LoraSection) == {f.name for f in fields(LoraConfig)}
+
+
+def test_every_method_has_the_schema_of_its_options():
+    assert set(method_options.METHOD_OPTIONS) == set(METHODS)
+    for name, build in METHODS.items():
+        assert build().schema is method_options.METHOD_OPTIONS[name]
+        assert set(build().options()) == keys(build().schema)
+
+
+def test_prompts_and_tasks_hold_the_fields_of_their_classes():
+    from dappr_llm.text.data.tasks import _TASK_KEYS
+    from dappr_llm.text.prompt import Prompt
+    from dappr_llm.vision.data.catalogue import ImageTask
+
+    assert keys(train_section.PromptSection) == {f.name for f in fields(Prompt)}
+    assert keys(TaskDescription) == _TASK_KEYS | {f.name for f in fields(ImageTask)} | {"task"}
+
+
+def test_model_section_holds_the_fields_of_the_image_classifier():
+    import inspect
+
+    from dappr_llm.vision.model import ImageClassifierConfig
+
+    theirs = set(inspect.signature(ImageClassifierConfig).parameters)
+    ours = {"backbone", "stem", "hidden", "dropout", "frozen", "image_size", "channels", "backbone_options"}
+    assert ours <= theirs and ours <= set(ModelSection.model_fields)
+
+
+@pytest.mark.parametrize(
+    "setting, words",
+    [
+        ("train.learning_rate=fast", r"train.learning_rate is 'fast'; allowed: a number of at least 0"),
+        ("train.learning_rate='2e-4'", r"did you mean 0.0002 \(without quotes\)\?"),
+        ("train.learning_rate=.nan", r"train.learning_rate is nan"),
+        ("train.learning_rate=.inf", r"train.learning_rate is inf"),
+        ("train.lr_scheduler_type=cosin", r"did you mean cosine"),
+        ("train.optim=adamw_troch", r"is 'adamw_troch'; did you mean adamw_torch"),
+        ("train.bf16=yes", r"train.bf16 is 'yes'; allowed: true or false; did you mean true\?"),
+        ("train.max_steps=1e3", r"did you mean 1000\?"),
+        ("train.seed=-1", r"train.seed is -1; allowed: a whole number of at least 0"),
+        ("train.epoch_schedule={kind: stp}", r"train.epoch_schedule.kind is 'stp'; did you mean 'step'"),
+        ("train.epoch_schedule={kind: step, evry: 3}", r"unknown key 'train.epoch_schedule.evry'.*'every'"),
+        ("train.prompt={instruction: 3}", r"train.prompt.instruction is 3; allowed: a text"),
+        ("train.parallelism_config={}", r"train.parallelism_config is {}; allowed: null"),
+        ("data.ood=arc_c", r"data.ood is 'arc_c'; allowed: a list; did you mean \[arc_c\]"),
+        ("data.ood=[{path: x, name: 3}]", r"data.ood.0.name is 3; allowed: a text"),
+        ("data.train={path: x, qestion: y}", r"unknown key 'data.train.qestion'; did you mean 'question'"),
+        ("data.max_train_samples=0", r"data.max_train_samples is 0; allowed: a whole number of at least 1 or null"),
+        ("data.naming_share=2", r"data.naming_share is 2; allowed: a number of at least 0 and at most 1"),
+        ("model.dtype=bf16", r"model.dtype is 'bf16'; .*did you mean bfloat16"),
+        ('model.name="a\\0b"', r"model.name is .*control character"),
+        ("lora.r=100000", r"lora.r is 100000; allowed: a whole number of at least 1 and at most 4096"),
+        ("lora.target_modules=(a+)+x", r"lora.target_modules is .*could take for ever"),
+        ("lora.init_lora_weights=gausian", r"lora.init_lora_weights is 'gausian'.*gaussian"),
+        ("method.name=dapr", r"method.name is 'dapr'; did you mean 'dappr'"),
+        ("method.reg_weight=-1", r"method.reg_weight is -1; allowed: a number of at least 0"),
+        ("method={}", r"needs a name"),
+        ("train=3", r"the section 'train' must be a mapping, found 3"),
+        ("nonsense=1", r"unknown key 'nonsense'; valid: data"),
+    ],
+)
+def test_a_bad_value_is_named_with_what_is_allowed(setting, words):
+    with pytest.raises(UserError, match=words) as caught:
+        load_recipe("quickstart", [setting])
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 700
+
+
+def test_a_key_of_a_later_transformers_is_left_to_it(monkeypatch):
+    from dappr_llm.core.schemas import sections
+
+    monkeypatch.setattr(sections, "_fields", lambda *_: frozenset({"brand_new"}))
+    assert load_recipe("quickstart", ["train.brand_new=3"]).train["brand_new"] == 3
+
+
+def test_a_bad_value_is_found_before_anything_slow_is_imported():
+    code = (
+        "import sys\nfrom dappr_llm.commands.main import main\n"
+        "code = main(['train', 'quickstart', '--set', 'train.learning_rate=fast'])\n"
+        "print(code, sorted({'torch', 'transformers', 'datasets', 'peft', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "2 []" and "train.learning_rate is 'fast'" in done.stderr
