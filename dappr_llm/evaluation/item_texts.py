@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError
-from ..core.files import PathLike, write_text
+from ..core.files import PathLike, parse_json, write_text
+from ..core.schemas import check
+from ..core.schemas.answers import ItemRecord
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,13 @@ def load_item_texts(table_path: PathLike) -> dict[str, ItemText]:
     if not path.is_file():
         return {}
     found = {}
-    with open(path, encoding="utf-8") as handle:
+    with open(path, "rb") as handle:
         for number, line in enumerate(handle, start=1):
+            where = f"{path}, line {number}"
             try:
-                row = json.loads(line)
-                found[str(row["id"])] = ItemText(str(row["question"]), tuple(map(str, row["options"])))
-            except (ValueError, KeyError, TypeError) as error:
-                raise UserError(f"{path}, line {number}: not an item with id, question, options ({error}).") from None
+                row = parse_json(line)
+            except ValueError as error:  # also of UTF-8
+                raise UserError(f"{where}: not an item with id, question, options ({error}).") from None
+            check(ItemRecord, row, where)
+            found[row["id"]] = ItemText(row["question"], tuple(row["options"]))
     return found

@@ -1,4 +1,4 @@
-"""A line of an answer file: what `dappr predict` writes and reads again when a job is resumed."""
+"""Lines of JSONL files: answers, which a resumed job reads again, and the texts of a table's items."""
 
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ from .types import File, Natural, Number
 LONGEST_ID = 1000
 Choice = Annotated[str, Field(max_length=1_000_000)]
 Choices = Annotated[list[Choice], Field(min_length=1, max_length=1_000_000)]
+
+
+class ItemRecord(File):
+    """A line of `TABLE.items.jsonl`: the texts of one item of a prediction table."""
+
+    id: Annotated[str, Field(max_length=LONGEST_ID)]
+    question: Choice
+    options: Annotated[list[Choice], Field(max_length=1_000_000)]
 
 
 class AnswerRecord(File):
