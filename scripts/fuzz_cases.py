@@ -52,8 +52,11 @@ def recipe(draw: random.Random, folder: Path) -> tuple[list[str], str]:
         key = draw.choice((*values.get(section, {}), "r", "learning_rate", "x", ""))
         setting = f"{section}.{key}={mutate_text(draw, json.dumps(mutate_value(draw, [0])))}".replace("\x00", "")
         return ["train", source, *out, *ONE_STEP, "--set", setting], f"--set {setting[:200]!r}"
-    if draw.random() < 0.4:
+    kind = draw.random()
+    if kind < 0.3:
         damaged = mutate_text(draw, text)
+    elif kind < 0.7:
+        damaged = yaml.safe_dump(_plausible(draw, values), allow_unicode=True)
     else:
         damaged = yaml.safe_dump(mutate_value(draw, values), allow_unicode=True)
     path = folder / "damaged.yaml"
@@ -61,6 +64,63 @@ def recipe(draw: random.Random, folder: Path) -> tuple[list[str], str]:
     if draw.random() < 0.3:
         return ["plan", path.name], f"damaged {source}"
     return ["train", path.name, *out, *ONE_STEP], f"damaged {source}"
+
+
+def _plausible(draw: random.Random, values: dict[str, Any]) -> dict[str, Any]:
+    """A recipe with odd values of the right type, which pass the schema and meet what is behind it."""
+    from dappr_llm.core.schemas.documents import document
+
+    whole = document("recipe")
+    for _ in range(draw.choice((1, 1, 2, 4))):
+        section = draw.choice(("train", "train", "model", "data", "lora", "method"))
+        part = whole["properties"][section]
+        while "$ref" in part or "oneOf" in part:
+            part = whole["$defs"][part["$ref"].rsplit("/", 1)[1]] if "$ref" in part else draw.choice(part["oneOf"])
+        keys = part["properties"]
+        if section == "method":
+            values["method"] = {"name": keys["name"]["const"]}
+        key = draw.choice([key for key in keys if key not in ("name", "push_to_hub", "train")])
+        values.setdefault(section, {})[key] = _typed(draw, keys[key], whole)
+    return values
+
+
+def _typed(draw: random.Random, part: dict[str, Any], whole: dict[str, Any]) -> Any:
+    if "$ref" in part:
+        return _typed(draw, whole["$defs"][part["$ref"].rsplit("/", 1)[1]], whole)
+    for union in ("anyOf", "oneOf"):
+        if union in part:
+            return _typed(draw, draw.choice(part[union]), whole)
+    if "enum" in part or "const" in part:
+        return draw.choice(part.get("enum", [part.get("const")]))
+    kind = part.get("type")
+    if kind in ("integer", "number"):
+        low = part.get("minimum", part.get("exclusiveMinimum", 0))
+        high = min(part.get("maximum", part.get("exclusiveMaximum", 1000)), 1000)
+        return (
+            draw.choice((low, high, 0, 1, 2, 7)) if kind == "integer" else draw.choice((low, high, 1e-9, 0.1, 0.5, 1))
+        )
+    if kind == "array":
+        return [_typed(draw, part.get("items", {}), whole) for _ in range(draw.choice((0, 1, 3)))]
+    if kind == "object":
+        inner = part.get("properties", {})
+        return {key: _typed(draw, inner[key], whole) for key in inner if draw.random() < 0.3}
+    if kind == "boolean":
+        return draw.random() < 0.5
+    words = (
+        "",
+        "x",
+        "auto",
+        "none",
+        "data/test.jsonl",
+        "data",
+        "everyday",
+        "run",
+        "base",
+        "q_proj",
+        "1",
+        "{question}",
+    )
+    return None if kind == "null" else draw.choice(words)
 
 
 def argument(draw: random.Random, folder: Path) -> tuple[list[str], str]:
