@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..core.terminal import show
 from .shared import Sidecars
 
 if TYPE_CHECKING:
@@ -37,5 +38,5 @@ def run(args: argparse.Namespace) -> int:
         revision=args.revision,
         license=args.license,
     )
-    print(f"{len(done.files)} files in one commit: {done.url}/tree/{done.commit}")
+    show(f"{len(done.files)} files in one commit: {done.url}/tree/{done.commit}")
     return 0

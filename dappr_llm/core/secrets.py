@@ -57,7 +57,9 @@ _SHAPES = (
     _shape("a Weights & Biases key", "wandb_v", r"wandb_v\d_\w{20,}"),
     _shape("a JSON web token", "eyJ", r"eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*"),
     _shape(
-        "a private key", "PRIVATE", r"-----BEGIN [A-Z ]{0,20}PRIVATE KEY-----(?:[^-]*-----END [A-Z ]*PRIVATE KEY-----)?"
+        "a private key",
+        "PRIVATE",
+        r"-----BEGIN [A-Z ]{0,20}PRIVATE KEY-----(?:[^-]*-----END [A-Z ]*PRIVATE KEY-----)?",
     ),
     _shape(
         "an authorization header",
@@ -75,13 +77,12 @@ _SHAPES = (
 
 # Words of a name that make its value a secret, alone or as a pair.
 _WORDS = {"password", "passwd", "pwd", "passphrase", "secret", "secrets", "credential", "credentials", "apikey"}
-_PAIRS = {("api", "key"), ("access", "key"), ("private", "key"), ("secret", "key"), ("auth", "key"), ("account", "key")}
+_PAIRS = {(first, "key") for first in ("api", "access", "account", "auth", "private", "secret", "signing")}
 # `…_token` names a secret, except where it names a text: what a tokenizer calls its special tokens.
-_TEXT_TOKENS = {
-    *("bos", "eos", "pad", "unk", "sep", "cls", "mask", "additional", "special", "extra", "image", "video", "audio"),
-    *("boi", "eoi", "boa", "eoa", "decoder", "start", "end", "first", "last", "next", "letter", "answer", "per", "new"),
-    *("prefix", "suffix", "middle", "eot", "eod", "think", "language", "object", "think", "space", "word", "split"),
-}
+_TEXT_TOKENS = frozenset(
+    "bos eos pad unk sep cls mask additional special extra image video audio boi eoi boa eoa decoder start end first "
+    "last next letter answer per new prefix suffix middle eot eod think language object space word split".split(" ")  # noqa: SIM905 - a list of 38 quoted words is no easier to read
+)
 _NAME = r"[A-Za-z_][\w.-]{0,100}"
 # A name that may be a secret's; `is_secret_name` decides.
 _LIKELY = r"(?<![\w.])(?=[\w.-]{0,100}?(?i:token|pat|pass|pwd|secret|key|credential))[A-Za-z_][\w.-]{0,100}"

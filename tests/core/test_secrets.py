@@ -64,7 +64,10 @@ def test_commands_are_masked(arguments):
 
 
 def test_mappings_and_their_texts_are_masked():
-    values = {"train": {"hub_token": "abc", "seed": 3, "eval_tokens": 5, "note": f"with {SECRETS['hf']}"}, "password": 12}
+    values = {
+        "train": {"hub_token": "abc", "seed": 3, "eval_tokens": 5, "note": f"with {SECRETS['hf']}"},
+        "password": 12,
+    }
     values["list"] = [{"api_key": "x"}, "plain"]
     masked = mask(values)
     assert masked["train"] == {"hub_token": MASK, "seed": 3, "eval_tokens": 5, "note": f"with {MASK}"}
@@ -139,6 +142,33 @@ def test_neither_file_nor_base_nor_setting_holds_a_token(tmp_path):
     (tmp_path / "with.yaml").write_text(plain + "train: {hub_token: abc}\n")
     (tmp_path / "child.yaml").write_text("base: with.yaml\n")
     assert load_recipe(tmp_path / "plain.yaml").train == {"hub_token": None}
-    for name, settings in (("with", []), ("child", []), ("plain", ["train.hub_token=abc"]), ("plain", ["model.token=abc"])):
+    for name, settings in (
+        ("with", []),
+        ("child", []),
+        ("plain", ["train.hub_token=abc"]),
+        ("plain", ["model.token=abc"]),
+    ):
         with pytest.raises(UserError, match="token is a secret"):
             load_recipe(tmp_path / f"{name}.yaml", settings)
+
+
+def test_what_a_run_writes_down_is_masked(monkeypatch, tmp_path):
+    """The command of results.json (and so of the card), and recipe.yaml of a recipe that was built in Python."""
+    import sys
+
+    import yaml
+
+    from dappr_llm.core.recipe import DataSection, Recipe
+    from dappr_llm.evaluation.prediction_table import PredictionTable
+    from dappr_llm.evaluation.reporting.run_results import finish
+
+    given = ["train", "my recipe.yaml", "--set", "train.hub_token=abcdef", "--set", f"train.run_name={SECRETS['hf']}"]
+    monkeypatch.setattr(sys, "argv", ["dappr", *given])
+    table = PredictionTable.from_arrays(["a", "b"], [0, 1], [[0.9, 0.1], [0.2, 0.8]], meta={"split": "test"})
+    finish(tmp_path, {"mine": table}, "title", resamples=0, quiet=True)
+    text = (tmp_path / "results.json").read_text()
+    assert "abcdef" not in text and SECRETS["hf"] not in text
+    command = json.loads(text)["meta"]["command"]
+    assert command.startswith("dappr train 'my recipe.yaml' --set 'train.hub_token=***'")
+    recipe = Recipe(data=DataSection(train="everyday"), train={"hub_token": "abcdef", "seed": 3})
+    assert yaml.safe_load(recipe.to_yaml())["train"] == {"hub_token": MASK, "seed": 3}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ... import __version__
 from ...core.errors import UserError
 from ...core.files import write_text
+from ...core.terminal import show
 from ..runs import load_run
 from . import charts
 from .cases import case_groups
@@ -55,7 +56,7 @@ def write_report(
     contents = {"md": to_markdown(tables), "csv": to_csv(runs), "tex": to_latex(tables), "html": page}
     for ending, text in contents.items():
         write_text(folder / f"report.{ending}", text)
-    print(f"Report: {folder / 'report.html'} (and .md, .csv, .tex beside it)")
+    show(f"Report: {folder / 'report.html'} (and .md, .csv, .tex beside it)")
     return folder / "report.html"
 
 
