@@ -71,7 +71,7 @@ _SHAPES = (
         "a URL with credentials",
         "://",
         r"(?P<keep>[A-Za-z][A-Za-z0-9+.-]{0,20}://)[^\s/?#'\"<>@]*:[^\s/?#'\"<>]+(?=@)"
-        r"|(?P<keep2>https?://)[^\s/?#'\"<>:@]+(?=@)",
+        r"|(?P<keep2>https?://)(?!\*+@)[^\s/?#'\"<>:@]+(?=@)",
     ),
 )
 
@@ -79,10 +79,12 @@ _SHAPES = (
 _WORDS = {"password", "passwd", "pwd", "passphrase", "secret", "secrets", "credential", "credentials", "apikey"}
 _PAIRS = {(first, "key") for first in ("api", "access", "account", "auth", "private", "secret", "signing")}
 # `…_token` names a secret, except where it names a text: what a tokenizer calls its special tokens.
-_TEXT_TOKENS = frozenset(
-    "bos eos pad unk sep cls mask additional special extra image video audio boi eoi boa eoa decoder start end first "
-    "last next letter answer per new prefix suffix middle eot eod think language object space word split".split(" ")  # noqa: SIM905 - a list of 38 quoted words is no easier to read
-)
+_TEXT_TOKENS = {
+    "bos", "eos", "pad", "unk", "sep", "cls", "mask", "additional", "special", "extra", "image", "video",
+    "audio", "boi", "eoi", "boa", "eoa", "decoder", "start", "end", "first", "last", "next", "letter", "answer",
+    "per", "new", "prefix", "suffix", "middle", "eot", "eod", "think", "language", "object", "space", "word",
+    "split",
+}  # fmt: skip
 _NAME = r"[A-Za-z_][\w.-]{0,100}"
 # A name that may be a secret's; `is_secret_name` decides.
 _LIKELY = r"(?<![\w.])(?=[\w.-]{0,100}?(?i:token|pat|pass|pwd|secret|key|credential))[A-Za-z_][\w.-]{0,100}"

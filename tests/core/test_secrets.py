@@ -97,6 +97,7 @@ def test_hex_is_a_key_only_beside_a_name():
         "letter_token_ids=[1, 2], max_tokens=512, eval_tokens: 100000",
         "https://huggingface.co/a/b@main ssh://git@github.com/x mailto:a@b.org s3://bucket/key",
         "bearer certificates of the secret ballot",
+        "https://***@host/x Bearer *** hub_token=*** --token ***",
     ],
 )
 def test_what_is_no_secret_stays(text):

@@ -18,7 +18,7 @@ from serving import questions
 
 from dappr_llm.commands.main import main
 from dappr_llm.core.errors import UserError
-from dappr_llm.inference.card import eval_files, portable, render_card, save_card
+from dappr_llm.inference.card import eval_files, render_card, save_card
 from dappr_llm.inference.hub import collect
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -149,11 +149,14 @@ def test_training_publishes_its_own_card(hub, trained, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     args = DAPPrConfig(
         str(tmp_path / "out"), push_to_hub=True, hub_model_id="tester/trained", max_steps=2, save_steps=1, max_length=64,
-        report_to="none", logging_steps=1, disable_tqdm=True, per_device_train_batch_size=8,
+        report_to="none", logging_steps=1, disable_tqdm=True, per_device_train_batch_size=8, hub_token=TOKEN,
+        run_name="https://me:secret-word@tracker.example/run",
     )  # fmt: skip
     lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
     trainer = DAPPrTrainer(str(trained / "base"), args, questions(16, 0), questions(8, 1), peft_config=lora)
     trainer.train()
+    written = (tmp_path / "out" / "checkpoint-2" / "training_args.json").read_text()
+    assert TOKEN not in written and "secret-word" not in written and "tracker.example" in written
     assert trainer.push_to_hub(tags=["ignored"]).url.endswith("tester/trained")
     files = hub.files("tester/trained")
     card = files["README.md"].decode()
@@ -331,12 +334,6 @@ def test_nothing_damaged_is_uploaded(run_folder, calibrated):
     weights.unlink()
     with pytest.raises(UserError, match="holds no weights"):
         collect(run_folder)
-
-
-def test_paths_of_this_machine_are_shortened():
-    assert portable("dappr train /home/me/my.yaml --set x=/data/y z") == "dappr train my.yaml --set x=y z"
-    for kept in ("org/name", "https://huggingface.co/a/b", "data/train.jsonl", "and/or", "1/2"):
-        assert portable(kept) == kept
 
 
 def test_mistral_recipes_adapter_is_small_and_its_keys_are_vllms():
