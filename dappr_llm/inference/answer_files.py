@@ -269,12 +269,13 @@ _COLUMNS = ("id", "answer", "letter", "choices", "probs", "alpha", "aleatoric", 
 
 def _write_csv(records: Iterator[dict[str, Any]], handle: IO[bytes]) -> None:
     text = io.TextIOWrapper(handle, encoding="utf-8", newline="", write_through=True)
-    rows = ([record.get(name) for name in _COLUMNS] for record in records)
-    # Lists as JSON, so that readers can parse them.
-    write_csv(
-        text, _COLUMNS, ([json.dumps(v, ensure_ascii=False) if isinstance(v, list) else v for v in r] for r in rows)
-    )
+    write_csv(text, _COLUMNS, ([_csv_value(record.get(name)) for name in _COLUMNS] for record in records))
     text.detach()
+
+
+def _csv_value(value: Any) -> Any:
+    """Lists as JSON, so that readers can parse them."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
 
 
 def _write_parquet(records: Iterator[dict[str, Any]], handle: IO[bytes]) -> None:
