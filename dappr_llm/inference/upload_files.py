@@ -14,6 +14,7 @@ import numpy as np
 
 from ..core import checkpoint
 from ..core.errors import UserError
+from ..core.files import read_json
 from ..core.local_names import own_paths, portable, portable_values
 from ..core.secrets import find_secrets
 from ..decisions import rule as calibration
@@ -66,7 +67,7 @@ def collect(folder: str | Path, tables: bool = False) -> Contents:
             found[name] = _public_settings(path / name)
     for name in ("training_args.json", checkpoint.RESULTS):
         if name in found:
-            found[name] = _json_bytes(portable_values(_read_json(path / name)))
+            found[name] = _json_bytes(portable_values(read_json(path / name, allow_nan=True)))
     if checkpoint.RECIPE in found:
         found[checkpoint.RECIPE] = _public_recipe(path / checkpoint.RECIPE)
     if calibration.FILE in found:
@@ -172,20 +173,13 @@ def _check_weights(path: Path) -> None:
 # --- content without names of this machine --------------------------------------------------------------------------
 
 
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is damaged: {error}") from None
-
-
 def _json_bytes(content: Any) -> bytes:
     return json.dumps(content, indent=2, ensure_ascii=False).encode()
 
 
 def _public_settings(path: Path, replaced: Mapping[str, str | None] | None = None) -> bytes | str:
     """The path of a file that names nothing of this machine, or else its content without that."""
-    content = _read_json(path)
+    content = read_json(path, allow_nan=True)
     public = _public_places(content)
     for key, value in (replaced or {}).items():
         if isinstance(content, dict) and card.hub_id(content.get(key)) is None:

@@ -312,7 +312,7 @@ def test_saving_writes_the_short_card(trained, tmp_path):
 
 def test_a_damaged_results_file_is_named(run_folder):
     (run_folder / "results.json").write_text('{"meta": {}, "results": {}, "intervals": {"id/nll": [1]}}')
-    with pytest.raises(UserError, match="results.json: the interval 'id/nll' is not a pair"):
+    with pytest.raises(UserError, match="results.json is damaged: intervals.id/nll"):
         render_card(run_folder, "tester/adapter")
 
 
@@ -329,7 +329,7 @@ def test_nothing_damaged_is_uploaded(run_folder, calibrated):
     collect(run_folder)
     text = (run_folder / "decision.json").read_text()
     (run_folder / "decision.json").write_text(text[: len(text) // 2])
-    with pytest.raises(UserError, match="decision.json is damaged"):
+    with pytest.raises(UserError, match="decision.json is not a valid JSON file"):
         collect(run_folder)
     weights.unlink()
     with pytest.raises(UserError, match="holds no weights"):
