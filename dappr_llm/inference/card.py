@@ -104,7 +104,7 @@ def render_card(folder: str | Path, repo_id: str, license: str | None = None) ->
     folder = Path(folder)
     source = _Source(
         config=checkpoint.load_sidecar(folder)[1],
-        recipe=_recipe(folder),
+        recipe=raw_recipe(folder),
         content=load_run(folder, require="nothing").content,
         rule=Decision.load(folder) if (folder / calibration.FILE).is_file() else None,
         log=read_log(folder),
@@ -236,16 +236,20 @@ def dataset_ids(names: Iterable[object]) -> dict[str, tuple[str, str | None]]:
     return {name: (task.path, task.config) for name, task in known_tasks(names).items() if task.path}
 
 
-def _recipe(folder: Path) -> dict[str, Any]:
+def raw_recipe(folder: Path) -> dict[str, Any]:
+    """The values of a checkpoint's `recipe.yaml` as they stand there; empty without one."""
     import yaml
 
     path = folder / checkpoint.RECIPE
     if not path.is_file():
         return {}
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
+    if not isinstance(content, dict) or not isinstance(content.get("data", {}), dict):
+        raise UserError(f"{path} is damaged: it must be a mapping of sections, and its data section too")
+    return content
 
 
 def _task_name(recipe: dict[str, Any]) -> str | None:
@@ -275,9 +279,8 @@ def _facts(source: _Source) -> list[tuple[str, str]]:
         facts.append(("λ (`reg_weight`)", f"{weight:g}"))
     facts.append(("further options", portable(", ".join(f"`{k}` {v}" for k, v in options.items())) or "none"))
     if recipe:
-        facts.append(
-            ("training data", f"{portable(str(_task_name(recipe)))}, {recipe['data'].get('train_split')} split")
-        )
+        split = recipe.get("data", {}).get("train_split")
+        facts.append(("training data", f"{portable(str(_task_name(recipe)))}, {split} split"))
     if is_text:
         facts.append(("K, answer letters", f"{config['num_choices']} ({', '.join(config.get('letters', []))})"))
     else:

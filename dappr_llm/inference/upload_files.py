@@ -69,7 +69,7 @@ def collect(folder: str | Path, tables: bool = False) -> Contents:
         if name in found:
             found[name] = _json_bytes(portable_values(read_json(path / name, allow_nan=True)))
     if checkpoint.RECIPE in found:
-        found[checkpoint.RECIPE] = _public_recipe(path / checkpoint.RECIPE)
+        found[checkpoint.RECIPE] = _public_recipe(path)
     if calibration.FILE in found:
         found[calibration.FILE] = _public_decision(path)
     if tables:
@@ -195,16 +195,11 @@ def _public_places(value: Any, is_place: bool = False) -> Any:
     return portable(value) if is_place and isinstance(value, str) else value
 
 
-def _public_recipe(path: Path) -> bytes:
+def _public_recipe(folder: Path) -> bytes:
     import yaml
 
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path} is damaged: a recipe is a mapping of sections")
-    (content.get("data") or {}).pop("root", None)
+    content = card.raw_recipe(folder)
+    content.get("data", {}).pop("root", None)
     return yaml.safe_dump(portable_values(content), sort_keys=False, allow_unicode=True).encode()
 
 

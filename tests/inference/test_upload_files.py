@@ -202,6 +202,13 @@ def test_tables_whose_ids_become_equal_are_refused(folder):
         collect(folder, tables=True)
 
 
+@pytest.mark.parametrize("text", ["[]", "data: [1]", "{", "data: x", "\\x80"])
+def test_a_damaged_recipe_is_one_sentence(folder, text):
+    (folder / "recipe.yaml").write_bytes(text.encode().replace(b"\\x80", b"\x80"))
+    with pytest.raises(UserError, match="recipe.yaml is damaged"):
+        collect(folder)
+
+
 def test_private_is_kept(hub, folder):
     hub.create("tester/public", private=False)
     hub.create("tester/private", private=True)
