@@ -121,5 +121,5 @@ def own_paths(*folders: str | Path) -> tuple[str, ...]:
         Path(tempfile.gettempdir()),
         *(Path(folder).resolve().parent for folder in folders),
     ]
-    # A path of one part, such as /root or /tmp, stands in much text that has nothing to do with this machine.
+    # A path of one part stands in much text that has nothing to do with this machine.
     return tuple(sorted({str(place) for place in places if len(place.parts) > 2}))
