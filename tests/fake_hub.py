@@ -31,6 +31,7 @@ class FakeHub:
         self.requests = []
         self.times = []
         self.fail = {}  # part of a path → status code
+        self.lost = {}  # repository → status code of the answer to a commit, which is made all the same
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.endpoint = f"http://127.0.0.1:{self.server.server_address[1]}"
 
@@ -225,6 +226,8 @@ class _Handler(BaseHTTPRequestHandler):
         if revision not in found["branches"]:
             return self.error(404, "RevisionNotFound", "Invalid rev id")
         oid = hub.commit(repo, revision, [json.loads(line) for line in self.body.splitlines() if line.strip()])
+        if repo in hub.lost:
+            return self.reply(hub.lost[repo], {"error": "the stand-in was told to fail after the commit"})
         return self.reply(200, {"success": True, "commitOid": oid, "commitUrl": f"{hub.endpoint}/{repo}/commit/{oid}"})
 
     def branch(self, hub, repo, name):

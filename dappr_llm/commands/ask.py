@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
 from ..core.errors import UserError
+from ..core.terminal import printable, show
 from . import shared
 
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ def render(answer: Answer, names: list[str]) -> str:
     options = list(zip(names, answer.choices, answer.probs, strict=True))
     if len(options) > _MOST:
         options = sorted(options, key=lambda option: -option[2])[:_MOST]
-    shown = [(name, choice if name == choice else f"{name}) {choice}", prob) for name, choice, prob in options]
+    texts = [choice if name == choice else f"{name}) {choice}" for name, choice, _ in options]
+    # A line break in an option would tear the drawing apart.
+    shown = [(name, printable(text, True), prob) for (name, _, prob), text in zip(options, texts, strict=True)]
     width = max(len(text) for _, text, _ in shown)
     lines = []
     for name, text, prob in shown:
@@ -87,21 +90,21 @@ def ask(pipe: UncertaintyPipeline, read: Callable[[str], str] = input, out: Text
     """
     out = out or sys.stdout
     backend = pipe.run.backend
-    print(backend.ask_help + "\n", file=out)
+    show(backend.ask_help + "\n", file=out)
     answered = 0
     while True:
         try:
             row = backend.ask_row(read)
         except EOFError:
-            print(file=out)
+            show(file=out)
             return answered
         if row is None:
             continue
         try:
             answer = pipe(row)
         except UserError as error:
-            print(f"  {error}\n", file=out)
+            show(f"  {error}\n", file=out)
             continue
         names = backend.option_names(backend.items([row])[0])
-        print(f"\n{render(answer, names)}\n", file=out)
+        show(f"\n{render(answer, names)}\n", file=out)
         answered += 1

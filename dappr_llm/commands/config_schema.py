@@ -27,12 +27,13 @@ def run(args: argparse.Namespace) -> int:
     """Print a schema, or their names."""
     from ..core.errors import UserError, nearest
     from ..core.schemas.documents import DOCUMENTS, document
+    from ..core.terminal import show
 
     if args.list:
         for name, (_, title) in DOCUMENTS.items():
-            print(f"{name:<14} {title}")
+            show(f"{name:<14} {title}")
         return 0
     if args.file not in DOCUMENTS:
         raise UserError(f"config-schema: no schema of {args.file!r}; {nearest(args.file, DOCUMENTS)}")
-    print(json.dumps(document(args.file), indent=2))
+    show(json.dumps(document(args.file), indent=2))
     return 0

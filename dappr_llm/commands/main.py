@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 from .. import __version__
 from ..core.errors import UserError
@@ -37,6 +37,16 @@ VERBS = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """Whose errors, which repeat what was given, show neither control characters nor secrets."""
+
+    def error(self, message: str) -> NoReturn:
+        from ..core.secrets import mask
+        from ..core.terminal import printable
+
+        super().error(printable(mask(message)))
+
+
 def build_parser(verb: str | None = None) -> argparse.ArgumentParser:
     """
     The parser of the command line; `args.run` of what it parses is the verb's `run`.
@@ -45,7 +55,7 @@ def build_parser(verb: str | None = None) -> argparse.ArgumentParser:
         verb (`str`, *optional*):
             The only verb whose arguments are needed; the others are known by name. By default all of them.
     """
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="dappr",
         description="Fine-tune uncertainty-aware adapters: train, evaluate, compare, calibrate, ask, publish.",
         epilog="examples:\n  dappr train recipes/quickstart.yaml\n  dappr evaluate runs/quickstart --id everyday "
@@ -78,18 +88,28 @@ def main(argv: list[str] | None = None) -> int:
         with _messages():
             return args.run(args)
     except UserError as error:
-        print(f"dappr: {error}", file=sys.stderr)
+        _complain(error)
         return 2
     except KeyboardInterrupt:
-        print("\ndappr: interrupted", file=sys.stderr)
+        _complain("interrupted", start="\n")
         return 130
+
+
+def _complain(problem: object, start: str = "") -> None:
+    """A message on stderr; further lines, which may quote others, are indented, so that they do not pass for ours."""
+    from ..core.terminal import show
+
+    show(f"{start}dappr: " + str(problem).replace("\n", "\n  "), sys.stderr)
 
 
 @contextmanager
 def _messages() -> Iterator[None]:
     """Our own log messages (where logits start, what was truncated) on stderr, on rank 0 only."""
+    from ..core.terminal import PrintableFormatter
+
     logger = logging.getLogger("dappr_llm")
     handler = logging.StreamHandler()
+    handler.setFormatter(PrintableFormatter())
     logger.addHandler(handler)
     logger.setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.ERROR)
     try:

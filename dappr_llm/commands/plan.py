@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..core.terminal import show
 from . import shared
 
 if TYPE_CHECKING:
@@ -36,5 +37,5 @@ def run(args: argparse.Namespace) -> int:
 
     recipe = load_recipe(args.recipe, shared.overrides(args))
     found = plan(recipe, args.config, args.gpus, args.rows, args.length)
-    print(found.to_json() if args.json else render(found))
+    show(found.to_json() if args.json else render(found))
     return 0

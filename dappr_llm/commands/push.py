@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..core.terminal import show
 from .shared import Sidecars
 
 if TYPE_CHECKING:
@@ -18,7 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
     parser.add_argument("checkpoint", help="folder of a run")
     parser.add_argument("repo", help="user/name; created if it does not exist")
-    parser.add_argument("--private", action="store_true", help="make a new repository private")
+    parser.add_argument(
+        "--private", action="store_true", help="make a new repository private; refuse an existing public one"
+    )
     parser.add_argument("--tables", action="store_true", help="upload the prediction tables too")
     parser.add_argument("--revision", help="branch to commit to (default: main)")
     parser.add_argument("--license", help="license id for the card, e.g. apache-2.0")
@@ -37,5 +40,5 @@ def run(args: argparse.Namespace) -> int:
         revision=args.revision,
         license=args.license,
     )
-    print(f"{len(done.files)} files in one commit: {done.url}/tree/{done.commit}")
+    show(f"{len(done.files)} files in one commit: {done.url}/tree/{done.commit}")
     return 0

@@ -12,6 +12,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 
 from ..core.errors import UserError, did_you_mean
+from ..core.terminal import show
 
 EPILOG = """examples:
   dappr recipes                           every folder with the names in it
@@ -92,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
         if not found:
             raise UserError(f"No recipe matches {args.filter!r}; {did_you_mean(_most_alike(wanted, entries))}")
         lines = _details(exact[0], width) if exact else _descriptions(_folders(found), width)
-    print("\n".join(lines))
+    show("\n".join(lines))
     return 0
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from .errors import UserError
+from .terminal import show
 
 PathLike = str | os.PathLike[str]
 JSON_LIMIT = 16 * 2**20  # bytes; such a file takes up to some hundred MB of memory when it is read
@@ -206,4 +207,4 @@ def is_main_process() -> bool:
 def say(text: str) -> None:
     """Print on rank 0 only."""
     if is_main_process():
-        print(text, flush=True)
+        show(text)

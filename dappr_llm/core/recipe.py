@@ -16,6 +16,7 @@ import yaml
 from .errors import UserError, close_names, did_you_mean, nearest
 from .schemas.recipe import DataSection, ModelSection, Recipe
 from .schemas.sections import check_recipe
+from .secrets import refuse_secrets
 
 __all__ = ["DataSection", "ModelSection", "Recipe", "build_recipe", "load_recipe"]
 
@@ -82,6 +83,7 @@ def default_name(path: Path) -> str:
 
 def build_recipe(values: Mapping[str, Any], where: str = "recipe") -> Recipe:
     """A `Recipe` from nested mappings; a wrong key or value is a `UserError` with the nearest valid form."""
+    refuse_secrets(values, where)
     return check_recipe(values, where)
 
 

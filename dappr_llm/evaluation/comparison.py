@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import math
@@ -11,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..core import checkpoint
+from ..core.csv_files import write_csv
 from ..core.files import write_text
 from .bootstrap import Paired, Summary, over_seeds, paired_bootstrap
 from .evaluators import evaluate_tables
@@ -248,15 +248,15 @@ def _latex_cell(mean: str, std: str, best: bool, differs: bool) -> str:
 
 def render_csv(comparison: Comparison) -> str:
     """Every metric of every row, one line each."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["method", "key", "seeds", "mean", "std", "low", "high", *_PAIRED])
+    rows = []
     for entry in comparison.entries:
         for key, found in entry.summary.items():
             paired = entry.against_first.get(key)
             values = [found.mean, found.std, found.low, found.high]
             values += [paired.difference, paired.low, paired.high, paired.p_value] if paired else [math.nan] * 4
-            writer.writerow([entry.label, key, found.n, *("" if math.isnan(v) else f"{v:.6g}" for v in values)])
+            rows.append([entry.label, key, found.n, *("" if math.isnan(v) else f"{v:.6g}" for v in values)])
+    out = io.StringIO()
+    write_csv(out, ["method", "key", "seeds", "mean", "std", "low", "high", *_PAIRED], rows)
     return out.getvalue()
 
 

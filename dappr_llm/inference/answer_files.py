@@ -8,7 +8,6 @@ the output file, which is written atomically.
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import io
 import json
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from ..core import checkpoint
+from ..core.csv_files import write_csv
 from ..core.errors import UserError
 from ..core.files import atomic_write, write_text
 
@@ -269,13 +269,13 @@ _COLUMNS = ("id", "answer", "letter", "choices", "probs", "alpha", "aleatoric", 
 
 def _write_csv(records: Iterator[dict[str, Any]], handle: IO[bytes]) -> None:
     text = io.TextIOWrapper(handle, encoding="utf-8", newline="", write_through=True)
-    writer = csv.writer(text)
-    writer.writerow(_COLUMNS)
-    for record in records:
-        values = [record.get(name) for name in _COLUMNS]
-        # Lists as JSON, so that readers can parse them.
-        writer.writerow([json.dumps(v, ensure_ascii=False) if isinstance(v, list) else v for v in values])
+    write_csv(text, _COLUMNS, ([_csv_value(record.get(name)) for name in _COLUMNS] for record in records))
     text.detach()
+
+
+def _csv_value(value: Any) -> Any:
+    """Lists as JSON, so that readers can parse them."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
 
 
 def _write_parquet(records: Iterator[dict[str, Any]], handle: IO[bytes]) -> None:

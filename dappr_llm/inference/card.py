@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from ..core import checkpoint
 from ..core.errors import UserError
 from ..core.files import write_text
+from ..core.local_names import portable, portable_values
+from ..core.secrets import mask
 from ..decisions import rule as calibration
 from ..decisions.rule import Decision
 from ..evaluation.metric_columns import MATCHED, Metric, find
@@ -102,7 +104,7 @@ def render_card(folder: str | Path, repo_id: str, license: str | None = None) ->
     folder = Path(folder)
     source = _Source(
         config=checkpoint.load_sidecar(folder)[1],
-        recipe=_recipe(folder),
+        recipe=raw_recipe(folder),
         content=load_run(folder, require="nothing").content,
         rule=Decision.load(folder) if (folder / calibration.FILE).is_file() else None,
         log=read_log(folder),
@@ -128,9 +130,9 @@ def _render(source: _Source, repo_id: str | None, license: str | None) -> str:
         facts=markdown_table(["", ""], _facts(source), "ll"),
         prompt=_prompt(config) if repo_id else "",
         decision=render_decision(source.rule) if source.rule else "",
-        results=render_markdown(content.results).strip() if content.results else "",
-        intervals=_interval_table(content.results, content.intervals),
-        command=portable(content.meta.get("command") or ""),
+        results=render_markdown(portable_values(content.results)).strip() if content.results else "",
+        intervals=_interval_table(portable_values(content.results), portable_values(content.intervals)),
+        command=mask(portable(content.meta.get("command") or "")),
         pictures=source.pictures,
         log=_log_table(source.log),
         num_choices=config["num_choices"],
@@ -181,7 +183,8 @@ def eval_results(modality: str, content: ResultsFile) -> list[EvalResult]:
             continue
         is_id = key.startswith("id/")
         task = str(meta.get("id")) if is_id else key.partition("/")[2].rpartition("/")[0]
-        path, settings = known.get(task, (task, None))
+        path, settings = known.get(task, (portable(task), None))
+        task = portable(task)
         interval = _interval(content.intervals, key, ".4g")
         found.append(
             EvalResult(
@@ -233,16 +236,20 @@ def dataset_ids(names: Iterable[object]) -> dict[str, tuple[str, str | None]]:
     return {name: (task.path, task.config) for name, task in known_tasks(names).items() if task.path}
 
 
-def _recipe(folder: Path) -> dict[str, Any]:
+def raw_recipe(folder: Path) -> dict[str, Any]:
+    """The values of a checkpoint's `recipe.yaml` as they stand there; empty without one."""
     import yaml
 
     path = folder / checkpoint.RECIPE
     if not path.is_file():
         return {}
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
+    if not isinstance(content, dict) or not isinstance(content.get("data", {}), dict):
+        raise UserError(f"{path} is damaged: it must be a mapping of sections, and its data section too")
+    return content
 
 
 def _task_name(recipe: dict[str, Any]) -> str | None:
@@ -251,18 +258,13 @@ def _task_name(recipe: dict[str, Any]) -> str | None:
     return task.get("name") or task.get("path") if isinstance(task, dict) else task
 
 
-def portable(text: str) -> str:
-    """The text with every local path reduced to its last component."""
-    return re.sub(r"(?<![\w.:/~-])[~.]{0,2}/(?:[^\s/'\"=,]+/)*([^\s/'\"=,]+)", r"\1", text)
-
-
 def _intro(config: Mapping[str, Any], base: str | None) -> str:
     what = (
         f"of [{base}](https://huggingface.co/{base})" if base else "of a base model that was given as a local folder"
     )
     if config["modality"] != "text":
         start = f", from the weights of [{base}](https://huggingface.co/{base})" if base else ", trained from scratch"
-        return f"An image classifier (`{config['backbone']}`) with {config['num_choices']} classes{start}."
+        return f"An image classifier (`{portable(config['backbone'])}`) with {config['num_choices']} classes{start}."
     return f"A LoRA adapter {what} for multiple-choice questions with up to {config['num_choices']} options."
 
 
@@ -270,16 +272,15 @@ def _facts(source: _Source) -> list[tuple[str, str]]:
     config, base, recipe, meta = source.config, source.base, source.recipe, source.content.meta
     options = {k: v for k, v in config["method"]["options"].items() if k != "reg_weight"}
     is_text = source.is_text
-    start = f"`{base}`" if base else "a local folder" if is_text else f"`{config['backbone']}`, from scratch"
+    start = f"`{base}`" if base else "a local folder" if is_text else f"`{portable(config['backbone'])}`, from scratch"
     facts = [("base model", start), ("method", f"`{config['method']['name']}`")]
     weight = config["method"]["options"].get("reg_weight")
     if weight is not None:
         facts.append(("λ (`reg_weight`)", f"{weight:g}"))
-    facts.append(("further options", ", ".join(f"`{k}` {v}" for k, v in options.items()) or "none"))
+    facts.append(("further options", portable(", ".join(f"`{k}` {v}" for k, v in options.items())) or "none"))
     if recipe:
-        facts.append(
-            ("training data", f"{portable(str(_task_name(recipe)))}, {recipe['data'].get('train_split')} split")
-        )
+        split = recipe.get("data", {}).get("train_split")
+        facts.append(("training data", f"{portable(str(_task_name(recipe)))}, {split} split"))
     if is_text:
         facts.append(("K, answer letters", f"{config['num_choices']} ({', '.join(config.get('letters', []))})"))
     else:
@@ -327,8 +328,8 @@ def render_decision(rule: Decision) -> str:
     """A decision rule as Markdown text."""
     source, sets, abstention, fit = rule.calibration_set, rule.conformal, rule.abstention, rule.fit
     lines = [
-        f"Fitted on {source['n']} held-out questions ({source['task']}, {source['split']} split); stored in "
-        f"`{calibration.FILE}` and applied by the pipeline.",
+        f"Fitted on {source['n']} held-out questions ({portable(str(source['task']))}, {source['split']} split); "
+        f"stored in `{calibration.FILE}` and applied by the pipeline.",
         "",
         f"- **Probabilities** are scaled with temperature {rule.temperature:.3g}: NLL {fit['nll_before']:.3f} → "
         f"{fit['nll_after']:.3f}, ECE {100 * fit['ece_before']:.2f} → {100 * fit['ece_after']:.2f} %.",

@@ -4,34 +4,23 @@ Upload of a checkpoint folder to the Hub: adapter, sidecar files, decision rule 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ..core import checkpoint
 from ..core.errors import UserError
 from ..core.files import write_text
-from ..decisions import rule as calibration
-from ..decisions.rule import Decision
 from . import card
+from .upload_files import Contents, check_contents, collect
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
+__all__ = ["Pushed", "collect", "push"]
 T = TypeVar("T")
-_WEIGHTS = ("adapter_model.safetensors", "model.safetensors")
-# Allow-list of files to upload: no pickles, no optimizer states, no logs.
-_FILES = (
-    "adapter_config.json", "adapter_model.safetensors", "config.json", "model.safetensors", "generation_config.json",
-    "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-    "added_tokens.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja",
-    checkpoint.SIDECAR, calibration.FILE, checkpoint.RECIPE, checkpoint.RESULTS, checkpoint.TRAINED_ROWS,
-    "training_args.json", "reliability.png", "alpha0.png",
-)  # fmt: skip
-_SECRET = ("hub_token", "push_to_hub_token")
 
 
 @dataclass(frozen=True)
@@ -57,8 +46,8 @@ def push(
     """
     Upload a checkpoint folder.
 
-    Everything is checked and the card is rendered before the first request; all files go into one commit, and the
-    file sizes that the Hub then lists are compared with those sent.
+    Everything is checked, scanned for secrets and rendered before the first request; all files go into one commit, and
+    the file sizes that the Hub then lists are compared with those sent.
 
     Args:
         folder (`str` or `Path`):
@@ -66,7 +55,8 @@ def push(
         repo_id (`str`):
             `user/name`; created if it does not exist.
         private (`bool`, *optional*):
-            Visibility of a new repository; by default that of the account's settings.
+            Visibility of a new repository; by default that of the account's settings. `True` refuses a repository that
+            exists and is public.
         tables (`bool`, *optional*, defaults to `False`):
             Upload the prediction tables as well.
         revision (`str`, *optional*):
@@ -87,43 +77,78 @@ def push(
     text = card.render_card(folder, repo_id, license)
     contents["README.md"] = text.encode()
     contents |= {name: content.encode() for name, content in card.eval_files(folder, url).items()}
+    token = token or get_token()
+    check_contents(contents, folder, token)
     if constants.is_offline_mode():
         raise UserError("HF_HUB_OFFLINE is set, so nothing can be uploaded; unset it")
-    token = token or get_token()
     if not token:
         raise UserError("There is no Hub token: run `hf auth login` with a token that may write, or set HF_TOKEN")
-    api = HfApi(token=token, library_name="dappr_llm")
     ask = _Asking(repo_id, revision)
-    ask(lambda: api.create_repo(repo_id, private=private, exist_ok=True))
-    if revision:
-        ask(lambda: api.create_branch(repo_id, branch=revision, exist_ok=True))
-    commit = _commit(api, ask, contents, message)
-    write_text(Path(folder) / "README.md", text)
+    commit = _upload(HfApi(token=token, library_name="dappr_llm"), ask, contents, private, message)
+    try:
+        write_text(Path(folder) / "README.md", text)
+    except UserError as error:
+        raise UserError(f"{repo_id} was published (commit {commit}), but its card not saved here: {error}") from None
     return Pushed(repo_id, url, commit, tuple(sorted(contents)))
 
 
-def _commit(api: HfApi, ask: _Asking, contents: dict[str, bytes | str], message: str) -> str:
+def _upload(api: HfApi, ask: _Asking, contents: Contents, private: bool | None, message: str) -> str:
+    """Create repository and branch where they are missing, and commit; returns the commit hash."""
+    ask(lambda: api.create_repo(ask.repo_id, private=private, exist_ok=True))
+    if private:
+        _check_private(api, ask)
+    if ask.revision:
+        branch = ask.revision
+        ask(lambda: api.create_branch(ask.repo_id, branch=branch, exist_ok=True))
+    return _commit(api, ask, contents, message)
+
+
+def _check_private(api: HfApi, ask: _Asking) -> None:
+    """Refuse a public repository: the Hub ignores the wish for a private one if the repository exists already."""
+    if not ask(lambda: api.model_info(ask.repo_id)).private:
+        raise UserError(
+            f"{ask.repo_id} exists and is public, so nothing was published there: make it private in its settings on "
+            "the Hub, choose another name, or push without --private"
+        )
+
+
+def _commit(api: HfApi, ask: _Asking, contents: Contents, message: str) -> str:
     """Commit all files at once; returns the commit hash after checking that the Hub lists every file with its size."""
     from huggingface_hub import CommitOperationAdd
 
     repo = ask.repo_id
     operations = [CommitOperationAdd(name, content) for name, content in sorted(contents.items())]
+    ask.head = ask(lambda: api.model_info(repo, revision=ask.revision)).sha
+    ask.find_head = lambda: api.model_info(repo, revision=ask.revision).sha
     info = ask(lambda: api.create_commit(repo, operations, commit_message=message, revision=ask.revision))
+    ask.commit = info.oid
     tree = ask(lambda: list(api.list_repo_tree(repo, recursive=True, revision=info.oid)))
     sizes = {entry.path: getattr(entry, "size", None) for entry in tree}
     missing = [op.path_in_repo for op in operations if sizes.get(op.path_in_repo) != op.upload_info.size]
     if missing:
         raise UserError(
-            f"The upload to {repo} is not complete: the Hub does not list {missing[0]} as it was sent; push again"
+            f"{repo} was published (commit {info.oid}), but not whole: the Hub does not list {missing[0]} as it was "
+            "sent; push again"
         )
     return info.oid
 
 
 class _Asking:
-    """Calls the Hub and turns its errors into a `UserError`; nothing is published then, since the commit is last."""
+    """
+    Calls the Hub and turns its errors into a `UserError` that says what was published until then.
+
+    Args:
+        repo_id (`str`):
+            The repository.
+        revision (`str`, *optional*):
+            The branch.
+    """
 
     def __init__(self, repo_id: str, revision: str | None):
         self.repo_id, self.revision = repo_id, revision
+        self.commit: str | None = None
+        self.head: str | None = None  # the newest commit before ours
+        self.find_head: Callable[[], str | None] | None = None  # set once a commit may have been made
 
     def __call__(self, call: Callable[[], T]) -> T:
         try:
@@ -135,86 +160,25 @@ class _Asking:
                 if isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception)
                 else error
             )
-            problem = checkpoint.hub_problem(cause, self.repo_id, self.revision).replace("fetched from", "sent to")
-            raise UserError(f"Nothing was published to {self.repo_id}: {problem}") from None
+            raise UserError(f"{self._published()}: {self._problem(cause)}") from None
 
+    def _problem(self, error: Exception) -> str:
+        try:
+            return checkpoint.hub_problem(error, self.repo_id, self.revision).replace("fetched from", "sent to")
+        except Exception:
+            if self.find_head is None:
+                raise
+            return f"{type(error).__name__}: {error}"  # unforeseen, but what was published must be said
 
-def collect(folder: str | Path, tables: bool = False) -> dict[str, bytes | str]:
-    """
-    The files to upload: name in the repository → local path, or content from which local paths were removed.
-
-    Args:
-        folder (`str` or `Path`):
-            The checkpoint; its weights and decision rule are checked.
-        tables (`bool`, *optional*, defaults to `False`):
-            Include the prediction tables.
-    """
-    root, config = checkpoint.load_sidecar(folder)
-    path = Path(root)
-    weights = [path / name for name in _WEIGHTS if (path / name).is_file()]
-    if not weights:
-        raise UserError(f"{folder} holds no weights ({' or '.join(_WEIGHTS)}); train it first")
-    _check_weights(weights[0])
-    if (path / calibration.FILE).is_file():
-        Decision.load(path, checkpoint.weights_hash(path))
-    found: dict[str, bytes | str] = {name: str(path / name) for name in _FILES if (path / name).is_file()}
-    base = card.hub_id(config.get("base_model"))
-    for name, key in ((checkpoint.SIDECAR, "base_model"), ("adapter_config.json", "base_model_name_or_path")):
-        if name in found:
-            found[name] = _with_public_base(path / name, key, base)
-    for name in ("training_args.json", checkpoint.RESULTS):
-        if name in found:
-            found[name] = _portable_json(path / name)
-    if checkpoint.RECIPE in found:
-        found[checkpoint.RECIPE] = _portable_recipe(path / checkpoint.RECIPE)
-    if tables:
-        found |= {f"{checkpoint.TABLES}/{p.name}": str(p) for p in sorted((path / checkpoint.TABLES).glob("*.npz"))}
-    return found
-
-
-def _check_weights(path: Path) -> None:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "np") as weights:
-            names = list(weights.keys())
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is damaged ({error}); train or fetch it again") from None
-    if not names:
-        raise UserError(f"{path} holds no weights")
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is damaged: {error}") from None
-
-
-def _with_public_base(path: Path, key: str, base: str | None) -> bytes | str:
-    """The path of the file, or its content with the base model's Hub id if it names the base model by a local path."""
-    content = _read_json(path)
-    if card.hub_id(content.get(key)) is not None:
-        return str(path)
-    return json.dumps(content | {key: base}, indent=2, ensure_ascii=False).encode()
-
-
-def _portable_json(path: Path) -> bytes:
-    return json.dumps(_portable(_read_json(path)), indent=2, ensure_ascii=False).encode()
-
-
-def _portable_recipe(path: Path) -> bytes:
-    import yaml
-
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    (content.get("data") or {}).pop("root", None)
-    return yaml.safe_dump(_portable(content), sort_keys=False, allow_unicode=True).encode()
-
-
-def _portable(value: Any) -> Any:
-    """A JSON value without secrets and without local paths."""
-    if isinstance(value, dict):
-        return {key: _portable(item) for key, item in value.items() if key not in _SECRET}
-    if isinstance(value, list):
-        return [_portable(item) for item in value]
-    return card.portable(value) if isinstance(value, str) else value
+    def _published(self) -> str:
+        """What is there now. An answer that got lost says nothing about the commit, so the Hub is asked."""
+        if self.commit:
+            return f"{self.repo_id} was published (commit {self.commit}), but could not be checked"
+        nothing = f"Nothing was published to {self.repo_id}"
+        if self.find_head is None:
+            return nothing
+        try:
+            head = self.find_head()
+        except Exception:  # whatever it is: the first error is the one to report
+            return f"It is not known whether {self.repo_id} was published (look at its page before you push again)"
+        return nothing if head == self.head else f"{self.repo_id} was published (commit {head}), but with an error"

@@ -22,6 +22,7 @@ from ..core import checkpoint
 from ..core.backend import Backend, Batch, Row, evaluating, to_device
 from ..core.errors import UserError
 from ..core.outputs import Gathered, Outputs, Prediction, as_outputs, map_values
+from ..core.terminal import printable
 from ..evaluation.prediction_table import PredictionTable
 from ..methods import Method, name_of
 from .batching import JoinedRows, RowSet, token_batches
@@ -304,7 +305,8 @@ class TablePredictor:
         shown = self.settings.progress
         main = self.accelerator is None or self.accelerator.is_main_process
         disable = True if shown is False or not main or len(loader) < 2 else (None if shown is None else False)
-        return iter(tqdm(loader, desc=f"Predicting {description}".strip(), unit="batch", disable=disable))
+        named = printable(f"Predicting {description}".strip(), one_line=True)
+        return iter(tqdm(loader, desc=named, unit="batch", disable=disable))
 
 
 # --- gathering -----------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from typing import IO, Any
 from ..core import checkpoint
 from ..core.errors import UserError
 from ..core.files import folder_lock
+from ..core.terminal import show
 from ..evaluation.results import load_results
 
 _POLL = 0.2  # seconds
@@ -100,7 +101,7 @@ def run_jobs(jobs: list[Job], slots: list[str | None], done: set[str]) -> tuple[
                 run = _start(job, slots[free[0]], free.pop(0))
                 running.append(run)
                 number = total - len(waiting)
-                print(f"[{number}/{total}] {job.name}: started, log in {job.log}", flush=True)
+                show(f"[{number}/{total}] {job.name}: started, log in {job.log}")
             for run in [run for run in running if run.process.poll() is not None]:
                 running.remove(run)
                 times.append(time.monotonic() - run.start)
@@ -121,7 +122,7 @@ def _next_ready(waiting: list[Job], done: set[str], failed: dict[str, str]) -> J
         if job.after in failed:
             waiting.remove(job)
             failed[str(job.folder)] = f"{job.name} needs {job.after}, which failed"
-            print(f"{job.name}: left out, since {job.after} failed", flush=True)
+            show(f"{job.name}: left out, since {job.after} failed")
     return None
 
 
@@ -171,12 +172,12 @@ def _settle(run: _Running, done: set[str], failed: dict[str, str], stopping: boo
         results, _ = load_results(run.job.folder / checkpoint.RESULTS)
         accuracy = results.get("id/accuracy", float("nan"))
         ahead = f", about {_duration(left)} to go" if left else ""
-        print(f"{run.job.name}: done in {_duration(took)}, accuracy {100 * accuracy:.1f}{ahead}", flush=True)
+        show(f"{run.job.name}: done in {_duration(took)}, accuracy {100 * accuracy:.1f}{ahead}")
     elif stopping and code in (130, -signal.SIGTERM, -signal.SIGINT):
-        print(f"{run.job.name}: stopped and saved", flush=True)
+        show(f"{run.job.name}: stopped and saved")
     else:
         failed[str(run.job.folder)] = f"exit code {code}: {_last_line(run.job.log)}"
-        print(f"{run.job.name}: FAILED after {_duration(took)}, {failed[str(run.job.folder)]}", flush=True)
+        show(f"{run.job.name}: FAILED after {_duration(took)}, {failed[str(run.job.folder)]}")
 
 
 def _last_line(log: Path) -> str:
@@ -213,7 +214,7 @@ class _StopRequest:
         self.requested = True
         self._count += 1
         if self._count == 1:
-            print("\nStopping: every run saves after its step. Once more to end them at once.", flush=True)
+            show("\nStopping: every run saves after its step. Once more to end them at once.")
 
     def forward(self, processes: list[subprocess.Popen[bytes]]) -> None:
         """Send each received signal on to the runs, once."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from ..core import checkpoint
 from ..core.errors import UserError, nearest
 from ..core.recipe import Recipe, check_keys, default_name, find_recipe, load_recipe, read_yaml
+from ..core.terminal import show
 from ..evaluation.comparison import Row, compare, save_comparison
 from ..evaluation.prediction_table import PredictionTable
 from ..evaluation.runs import load_run
@@ -211,10 +212,10 @@ def sweep(table: Table, jobs: int | None = None, dry_run: bool = False, tables_o
     done = {name for name, job in table.jobs.items() if is_finished(job)}
     left = [job for name, job in table.jobs.items() if name not in done]
     counts = f"{len(table.rows)} rows, {len(table.seeds)} seeds, {len(table.jobs)} runs"
-    print(f"{table.name}: {counts} in {table.output_dir}, {len(done)} of them finished", flush=True)
+    show(f"{table.name}: {counts} in {table.output_dir}, {len(done)} of them finished")
     if dry_run:
         for name, job in table.jobs.items():
-            print(f"  {'finished' if name in done else 'to do   '}  {job.name:<24}  {job.folder}")
+            show(f"  {'finished' if name in done else 'to do   '}  {job.name:<24}  {job.folder}")
         return 0
     failed: dict[str, str] = {}
     interrupted = False
@@ -225,11 +226,11 @@ def sweep(table: Table, jobs: int | None = None, dry_run: bool = False, tables_o
         failed, interrupted = run_jobs(left, slots, done)
     rows = collect(table)
     if rows:
-        print("\n" + save_comparison(compare(rows), table.output_dir, table.name, table.description), flush=True)
+        show("\n" + save_comparison(compare(rows), table.output_dir, table.name, table.description))
     for name, reason in failed.items():
-        print(f"Failed: {name}: {reason}", flush=True)
+        show(f"Failed: {name}: {reason}")
     if interrupted:
-        print("Interrupted; the same command goes on where this one stopped.", flush=True)
+        show("Interrupted; the same command goes on where this one stopped.")
         return 130
     return 1 if failed else 0
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ..core.errors import UserError
 from ..core.files import cache_dir
+from ..core.terminal import show
 
 NAME = "smollm2-135m"
 # The base model that adapters trained on it name: its weights differ from the bundled ones by 4-bit rounding only.
@@ -72,7 +73,7 @@ def _convert(source: Path, target: Path) -> None:
 
     if importlib.util.find_spec("gguf") is None:
         raise UserError(f"Reading the bundled model {NAME!r} needs the gguf package: pip install gguf")
-    print(f"Unpacking the bundled model {NAME} (once, about 40 s) …", flush=True)
+    show(f"Unpacking the bundled model {NAME} (once, about 40 s) …")
     where = {"gguf_file": source.name}
     tokenizer = AutoTokenizer.from_pretrained(source.parent, **where)
     model = AutoModelForCausalLM.from_pretrained(

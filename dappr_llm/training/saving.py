@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..core import checkpoint
 from ..core.backend import is_stream
 from ..core.files import write_text
+from ..core.secrets import mask
 from ..inference.card import save_card
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ def write_checkpoint(trainer: DAPPrTrainer, folder: Path, state_dict: Mapping[st
     extra = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
     model.save_pretrained(folder, state_dict=state_dict, **extra)
     trainer.backend.save_processor(folder)
-    write_text(folder / "training_args.json", trainer.args.to_json_string())
+    write_text(folder / "training_args.json", json.dumps(mask(json.loads(trainer.args.to_json_string())), indent=2))
     method = {"name": trainer.method_name, "options": trainer.method.options()}
     config = {"method": method, **trainer.backend.config()}
     checkpoint.save_sidecar(folder, config)

@@ -1,6 +1,8 @@
 """The report from tables alone: right numbers, escaped words, no model, no network."""
 
+import base64
 import csv
+import hashlib
 import io
 import os
 import re
@@ -95,8 +97,27 @@ def test_one_page_with_everything_escaped(run_folder):
     # Accessible tables and figures.
     assert names.count("caption") == names.count("table") > 4
     assert all(attrs.get("scope") in ("col", "row") for tag, attrs in page.tags if tag == "th")
-    assert all(attrs.get("role") == "img" and attrs.get("aria-label") for tag, attrs in page.tags if tag == "svg")
+    drawn = [attrs for tag, attrs in page.tags if tag == "svg" and attrs.get("aria-hidden") != "true"]
+    assert drawn and all(attrs.get("role") == "img" and attrs.get("aria-label") for attrs in drawn)
     assert "prefers-color-scheme: dark" in text and 'name="viewport"' in text
+
+
+def test_the_browser_is_told_to_load_send_and_run_nothing(run_folder):
+    text = write_report([str(run_folder)], resamples=20, title=HOSTILE).read_text()
+    page = Page(text)
+    (policy,) = (
+        a["content"] for t, a in page.tags if t == "meta" and a.get("http-equiv") == "Content-Security-Policy"
+    )
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == "'none'" and rules["img-src"] == "data:" and "unsafe" not in policy
+    assert {"script-src", "connect-src"}.isdisjoint(rules) and rules["base-uri"] == rules["form-action"] == "'none'"
+    # Before anything that it governs; the one style sheet is named by its hash, and no element has styles of its own.
+    assert text.index("Content-Security-Policy") < text.index("<title") < text.index("<style")
+    (style,) = re.findall(r"<style>(.*?)</style>", text, flags=re.S)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert rules["style-src"] == f"'sha256-{digest}'"
+    assert not [tag for tag, attrs in page.tags if "style" in attrs]
+    assert 'class="bar"' in text and re.search(r'<rect width="[\d.]+%"', text)
 
 
 def test_numbers_are_those_of_the_evaluators(run_folder):

@@ -9,6 +9,7 @@ import yaml
 from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
+from ..secrets import mask
 from .types import STRICT, Count, Dropout, Inside, Name, Names, Options, Positive, Section, Share, Text
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -141,4 +142,4 @@ class Recipe(Section):
 
     def to_yaml(self) -> str:
         """The resolved recipe as YAML that `load_recipe` reads back."""
-        return yaml.safe_dump(self.model_dump(), sort_keys=False, allow_unicode=True)
+        return yaml.safe_dump(mask(self.model_dump()), sort_keys=False, allow_unicode=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from ...core import checkpoint
 from ...core.errors import UserError
 from ...core.files import is_main_process, say
+from ...core.secrets import mask
 from ..bootstrap import RESAMPLES, bootstrap
 from ..evaluators import evaluate_tables
 from ..item_texts import save_item_texts
@@ -86,7 +88,7 @@ def _facts(
         "score": score,
         "tables": {**own, **paths},
         "intervals": {"kind": "bootstrap", "level": 0.95, "resamples": resamples, "seed": 0} if resamples else None,
-        "command": " ".join(["dappr", *sys.argv[1:]]),
+        "command": shlex.join(["dappr", *mask(sys.argv[1:])]),
         "versions": checkpoint.versions(),
     }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ...core.csv_files import write_csv
 from ...core.errors import UserError
 from ..bootstrap import paired_bootstrap
 from ..metric_columns import Column, answer_columns, columns, detection_columns, shift_columns
@@ -225,15 +225,8 @@ def escape_latex(text: str) -> str:
 def to_csv(runs: Sequence[RunData]) -> str:
     """Every metric of every run as CSV: run, key, value, low, high; fractions in full precision."""
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["run", "key", "value", "low", "high"])
-    for run in runs:
-        for key, value in run.results.items():
-            ends = run.intervals.get(key, ("", ""))
-            writer.writerow([_safe(run.name), _safe(key), value, *ends])
+    rows = (
+        [run.name, key, value, *run.intervals.get(key, ("", ""))] for run in runs for key, value in run.results.items()
+    )
+    write_csv(out, ["run", "key", "value", "low", "high"], rows)
     return out.getvalue()
-
-
-def _safe(text: str) -> str:
-    # Spreadsheets execute cells that begin with these characters as formulas.
-    return "'" + text if text.startswith(("=", "+", "-", "@")) else text

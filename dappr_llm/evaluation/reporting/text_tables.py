@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ...core.terminal import printable
 from ..evaluators import one_reading
 from ..metric_columns import Column, columns
 from ..results import Intervals
@@ -79,7 +80,8 @@ def _tables(
             header = (["", *(first for first, _ in lines)], [heading, *(second for _, second in lines)])
             cells = []
             for name in names:
-                cells.append([name or "ID", *(number(rows[name].get(c.key), c.kind, missing="-") for c in shown)])
+                shown_name = printable(name, one_line=True) or "ID"
+                cells.append([shown_name, *(number(rows[name].get(c.key), c.kind, missing="-") for c in shown)])
                 if intervals:
                     place = f"ood/{name}" if name else "id"
                     cells.append(["  95 %", *(_interval(intervals.get(f"{place}/{c.key}"), c.kind) for c in shown)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING
 from ... import __version__
 from ...core.errors import UserError
 from ...core.files import write_text
+from ...core.terminal import show
 from ..runs import load_run
 from . import charts
 from .cases import case_groups
@@ -55,13 +58,14 @@ def write_report(
     contents = {"md": to_markdown(tables), "csv": to_csv(runs), "tex": to_latex(tables), "html": page}
     for ending, text in contents.items():
         write_text(folder / f"report.{ending}", text)
-    print(f"Report: {folder / 'report.html'} (and .md, .csv, .tex beside it)")
+    show(f"Report: {folder / 'report.html'} (and .md, .csv, .tex beside it)")
     return folder / "report.html"
 
 
 def render_page(runs: list[RunData], headline: list[Table], more: list[Table], title: str) -> str:
     """The self-contained HTML page, with inline CSS and SVG; the template escapes every text."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
 
     environment = Environment(
         loader=PackageLoader("dappr_llm.evaluation.reporting", "templates"),
@@ -73,10 +77,13 @@ def render_page(runs: list[RunData], headline: list[Table], more: list[Table], t
     environment.filters["percent"] = lambda value: "NaN" if math.isnan(value) else f"{100 * value:.1f} %"
     environment.filters["breakable"] = _breakable
     environment.filters["plain"] = lambda value: "NaN" if math.isnan(value) else f"{value:.3g}"
+    style = Markup((Path(__file__).parent / "templates" / "report.css").read_text(encoding="utf-8"))
     together = [charts.roc([run for run in runs if task in run.tables], task) for task in _shared_tasks(runs)]
     compared = [chart for chart in (*together, charts.risk_coverage(runs)) if chart]
     page = environment.get_template("report.html.j2").render(
         title=title,
+        style=style,
+        policy=content_policy(style),
         runs=[{"run": run, "facts": _facts(run), "charts": _charts(run), "cases": case_groups(run)} for run in runs],
         headline=headline,
         tables=more,
@@ -84,6 +91,16 @@ def render_page(runs: list[RunData], headline: list[Table], more: list[Table], t
         version=__version__,
     )
     return page.lstrip()
+
+
+def content_policy(style: str) -> str:
+    """
+    The page's Content-Security-Policy: nothing is loaded, sent or run; only this style sheet counts.
+
+    Texts from data are escaped; should one get through nevertheless, the browser does nothing with it.
+    """
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    return f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
 def _breakable(text: str) -> Markup:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import TrainerCallback
 
+from ...core.terminal import show
+
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState
 
@@ -47,7 +49,7 @@ class InterruptCallback(TrainerCallback):
             raise KeyboardInterrupt
         self.requested = True
         self._when = time.monotonic()
-        print("\nStopping after this step and saving; press Ctrl-C again to stop at once.", flush=True)
+        show("\nStopping after this step and saving; press Ctrl-C again to stop at once.")
 
     def on_step_end(self, args: DAPPrConfig, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         requested = self.requested
