@@ -51,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", help="task name, .jsonl/.csv/.parquet file, or Hub dataset id")
     parser.add_argument("--split", default="test", help="split of the task (default: test)")
     parser.add_argument("--out", help="folder for metrics and table (default: audits/TASK-SPLIT below the checkpoint)")
-    parser.add_argument("--resamples", type=int, default=1000, help="bootstrap resamples (default: 1000)")
+    parser.add_argument(
+        "--resamples", type=shared.whole(0, 1_000_000), default=1000, help="bootstrap resamples (default: 1000)"
+    )
     shared.add_prediction(parser)
 
 

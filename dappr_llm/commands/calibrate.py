@@ -35,17 +35,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", help="task name, .jsonl/.csv/.parquet file, or Hub dataset id; never training rows")
     parser.add_argument("--split", default="validation", help="split of the task (default: validation)")
     parser.add_argument("--table", help="predictions of held-out rows (.npz) instead of a task")
-    parser.add_argument("--alpha", type=float, default=0.1, help="error rate of prediction sets (default: 0.1)")
-    parser.add_argument("--max-risk", type=float, help="share of wrong answers among those given (default: 0.05)")
-    parser.add_argument("--min-coverage", type=float, help="share of questions that must be answered")
-    parser.add_argument("--confidence", type=float, default=0.95, help="certainty of the risk bound (default: 0.95)")
+    parser.add_argument("--alpha", type=shared.share, default=0.1, help="error rate of prediction sets (default: 0.1)")
+    parser.add_argument(
+        "--max-risk", type=shared.share, help="share of wrong answers among those given (default: 0.05)"
+    )
+    parser.add_argument("--min-coverage", type=shared.share, help="share of questions that must be answered")
+    parser.add_argument(
+        "--confidence", type=shared.share, default=0.95, help="certainty of the risk bound (default: 0.95)"
+    )
     parser.add_argument("--score", default="lac", help="conformal score: lac, aps or possibility (default: lac)")
     parser.add_argument("--abstain-on", default="auto", help="aleatoric, epistemic or auto (default: auto)")
     parser.add_argument("--out", help="write a copy of the checkpoint here instead of changing it")
     parser.add_argument("--adapter", help="an adapter trained elsewhere (folder or Hub id); needs --out")
     parser.add_argument("--method", default="ce", help="with --adapter: method for its logits (default: ce)")
     parser.add_argument(
-        "--num-choices", type=int, default=4, help="with --adapter: answer letters it was trained on (default: 4)"
+        "--num-choices",
+        type=shared.whole(2, 26),
+        default=4,
+        help="with --adapter: answer letters it was trained on (default: 4)",
     )
     parser.add_argument("--template", help="with --adapter: its prompt, with {question} and {choices}")
     shared.add_prediction(parser)

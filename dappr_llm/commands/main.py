@@ -90,6 +90,12 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         _complain(error)
         return 2
+    except BrokenPipeError:  # `dappr recipes | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:  # a full disk, a folder without rights, a name that is too long
+        _complain(f"{error.strerror or error}: {str(error.filename)[:200]}" if error.filename else error)
+        return 2
     except KeyboardInterrupt:
         _complain("interrupted", start="\n")
         return 130

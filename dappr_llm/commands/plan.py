@@ -23,9 +23,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
     shared.add_recipe(parser)
     parser.add_argument("--config", help="config.json of the model (or its folder), instead of asking the Hub")
-    parser.add_argument("--gpus", type=int, default=4, help="number of GPUs of the multi-GPU presets (default: 4)")
-    parser.add_argument("--rows", type=int, help="number of training rows, if the data is not available")
-    parser.add_argument("--length", type=int, help="tokens per prompt (default: train.max_length)")
+    parser.add_argument(
+        "--gpus",
+        type=shared.whole(most=100_000),
+        default=4,
+        help="number of GPUs of the multi-GPU presets (default: 4)",
+    )
+    parser.add_argument("--rows", type=shared.whole(), help="number of training rows, if the data is not available")
+    parser.add_argument(
+        "--length", type=shared.whole(most=1_000_000), help="tokens per prompt (default: train.max_length)"
+    )
     shared.add_data_root(parser)
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..core.recipe import settings
 
 if TYPE_CHECKING:
-    import argparse
-
     from _typeshed import DataclassInstance
 
     from ..inference.ensemble import EnsemblePredictor
@@ -22,6 +22,29 @@ RECIPE_ARGUMENTS: dict[str, dict[str, Any]] = {
     "--set": {"action": "append", "default": [], "metavar": "KEY=VALUE", "help": "override a recipe value"},
 }
 SCORES = ("epistemic", "aleatoric", "entropy", "max_prob", "mutual_information", "evidence")
+
+
+def whole(least: int = 1, most: int = 1_000_000_000) -> Callable[[str], int]:
+    """An argparse type: a whole number within its limits."""
+
+    def parse(text: str) -> int:
+        number = int(text) if re.fullmatch(r"[+-]?\d{1,12}", text) else None
+        if number is None or not least <= number <= most:
+            raise argparse.ArgumentTypeError(f"a whole number from {least} to {most} is needed, not {text[:60]!r}")
+        return number
+
+    return parse
+
+
+def share(text: str) -> float:
+    """An argparse type: a number above 0 and below 1."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 < number < 1:
+        raise argparse.ArgumentTypeError(f"a number above 0 and below 1 is needed, not {text[:60]!r}")
+    return number
 
 
 def add_base(parser: argparse.ArgumentParser) -> None:
@@ -59,8 +82,8 @@ def add_prediction(parser: argparse.ArgumentParser) -> None:
     """The arguments of every verb that predicts a task."""
     add_base(parser)
     add_data_root(parser)
-    parser.add_argument("--batch-size", type=int, default=16, help="prompts per batch (default: 16)")
-    parser.add_argument("--limit", type=int, help="use only the first rows of every task")
+    parser.add_argument("--batch-size", type=whole(most=100_000), default=16, help="prompts per batch (default: 16)")
+    parser.add_argument("--limit", type=whole(), help="use only the first rows of every task")
 
 
 def add_cache(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +98,9 @@ def add_metrics(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--score", default="epistemic", choices=SCORES, help="what ranks items for OOD detection (default: epistemic)"
     )
-    parser.add_argument("--resamples", type=int, default=1000, help="bootstrap resamples (default: 1000; 0: none)")
+    parser.add_argument(
+        "--resamples", type=whole(0, 1_000_000), default=1000, help="bootstrap resamples (default: 1000; 0: none)"
+    )
     parser.add_argument("--allow-nan", action="store_true", help="accept rows with NaN or Inf, as most uncertain")
 
 

@@ -34,9 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared.add_overrides(parser, "override a value of every run")
     parser.add_argument("--output-dir", help="where runs and tables are written (default: runs/NAME)")
     shared.add_data_root(parser)
-    parser.add_argument("--seeds", type=int, nargs="+", help="other seeds than the table's")
+    parser.add_argument("--seeds", type=shared.whole(0, 999), nargs="+", help="other seeds than the table's")
     parser.add_argument("--rows", nargs="+", metavar="NAME", help="only these rows (and what they build on)")
-    parser.add_argument("--jobs", type=int, help="runs at a time (default: one per visible GPU, else 1)")
+    parser.add_argument(
+        "--jobs", type=shared.whole(most=10_000), help="runs at a time (default: one per visible GPU, else 1)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="list the runs and their state, and stop")
     parser.add_argument("--tables-only", action="store_true", help="make the table of what is finished")
 

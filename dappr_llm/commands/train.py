@@ -129,6 +129,7 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
     # torch and its friends take seconds to import: mistakes in the recipe were found before.
     from ..core import checkpoint
     from ..core.backend import is_stream
+    from ..core.errors import explained
     from ..core.files import write_text
     from ..evaluation.reporting.run_results import finish
     from ..training.build import build_args, build_run, build_tests
@@ -138,17 +139,18 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
     args = build_args(recipe)
     id_set, ood_sets = build_tests(recipe)
     run = build_run(recipe, args)
-    trainer = DAPPrTrainer(
-        run.model,
-        args,
-        run.train,
-        run.validation,
-        method=run.method,
-        backend=run.backend,
-        auxiliary_dataset=run.auxiliary,
-        auxiliary_share=recipe.data.auxiliary_share,
-        ood_datasets={each.task: each.rows for each in ood_sets},
-    )
+    with explained(f"{recipe.name} cannot be trained"):  # Trainer checks its arguments against each other
+        trainer = DAPPrTrainer(
+            run.model,
+            args,
+            run.train,
+            run.validation,
+            method=run.method,
+            backend=run.backend,
+            auxiliary_dataset=run.auxiliary,
+            auxiliary_share=recipe.data.auxiliary_share,
+            ood_datasets={each.task: each.rows for each in ood_sets},
+        )
     if is_main_process():
         write_text(folder / checkpoint.RECIPE, recipe.to_yaml())
     size = "a stream of" if is_stream(run.train) else len(run.train)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class UserError(Exception):
@@ -11,6 +13,30 @@ class UserError(Exception):
 
 
 _MOST_NAMES = 12
+
+
+@contextmanager
+def explained(what: str, cure: str = "") -> Iterator[None]:
+    """
+    Turn whatever a library raises while it reads what others wrote into a `UserError`.
+
+    For seams only: a tokenizer, a config or weights that some library parses, and which may raise anything. With
+    `DAPPR_TRACEBACK=1` the library's own exception passes.
+
+    Args:
+        what (`str`):
+            What could not be done, with the file or key; the first line of the library's message follows.
+        cure (`str`, *optional*):
+            What to do about it.
+    """
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        if os.environ.get("DAPPR_TRACEBACK"):
+            raise
+        raise UserError(f"{what}: {first_line(error)}{f'; {cure}' if cure else ''}") from error
 
 
 def first_line(error: BaseException) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..core.backend import Backend
-from ..core.errors import UserError, first_line
+from ..core.errors import UserError, explained
 from ..core.recipe import Recipe
 from ..inference.batching import RowSet
 from ..methods import Method, get_method
@@ -40,12 +40,8 @@ def build_method(recipe: Recipe) -> Method:
 def build_args(recipe: Recipe) -> DAPPrConfig:
     """The recipe's `train` section as `DAPPrConfig`."""
     values = {"report_to": "none", **recipe.train, "output_dir": str(recipe.output_dir)}
-    try:
+    with explained(f"{recipe.name}: the train section is not valid"):  # TrainingArguments may raise anything
         return DAPPrConfig(**values)
-    except (UserError, KeyboardInterrupt):
-        raise
-    except Exception as error:  # TrainingArguments and what it builds raise whatever they like
-        raise UserError(f"{recipe.name}: the train section is not valid: {first_line(error)}") from None
 
 
 def build_run(recipe: Recipe, args: DAPPrConfig) -> TrainingRun:

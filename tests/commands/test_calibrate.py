@@ -82,7 +82,6 @@ def test_an_adapter_trained_elsewhere(trained, tmp_path, capsys):
         (["calibrate"], "Give a checkpoint"),
         (["calibrate", "RUN"], "--task NAME"),
         (["calibrate", "RUN", "--table", "gone.npz"], "no prediction table"),
-        (["calibrate", "RUN", "--task", "VAL", "--alpha", "2"], "alpha must lie"),
         (["calibrate", "RUN", "--adapter", "x"], "--out FOLDER"),
         (["calibrate", "--adapter", "gone/away/x", "--out", "o"], "no such folder"),
         (["calibrate", "RUN", "--task", "VAL", "--max-risk", "0.001", "--min-coverage", "0.9"], "raise --max-risk"),
@@ -94,6 +93,27 @@ def test_mistakes_are_one_sentence(run_folder, trained, capsys, command, words):
     assert main([names.get(word, word) for word in command]) == 2
     error = capsys.readouterr().err
     assert words in error and "Traceback" not in error and not (run_folder / "decision.json").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["calibrate", "x", f"--{name}", value] for name in ("alpha", "max-risk", "confidence") for value in ("2", "nan")),
+        *(["predict", "x", "--task", "t", "--out", "o.csv", "--limit", value] for value in ("0", "-1", "1e3", "9" * 40)),
+        ["plan", "quickstart", "--length", "-1"],
+        ["sweep", "t.yaml", "--seeds", "-3"],
+    ],
+)  # fmt: skip
+def test_arguments_have_ranges(words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == 2 and "is needed, not" in capsys.readouterr().err
+
+
+def test_a_name_that_is_too_long_is_one_sentence(capsys):
+    assert main(["plan", "a" * 5000]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("dappr: File name too long") and len(error) < 400
 
 
 def test_a_table_of_another_model_is_refused(run_folder, trained, tmp_path, capsys):
