@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..core import checkpoint
 from ..core.errors import UserError
 from ..core.files import is_main_process, say
+from ..core.names import table_name
 from . import shared
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def audit(options: AuditOptions) -> dict[str, float]:
         table = _predict(options)
         parent = Path(name) if Path(name).is_dir() else Path(".")
         suffix = f"-first{options.limit}" if options.limit else ""
-        default = parent / "audits" / f"{table.meta['task']}-{options.split}{suffix}"
+        default = parent / "audits" / f"{table_name(table.meta['task'], options.split).removesuffix('.npz')}{suffix}"
         folder = Path(options.out) if options.out else default
     results, intervals = evaluate_audit(table, options.resamples)
     if is_main_process():

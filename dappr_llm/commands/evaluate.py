@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.errors import UserError
+from ..core.files import is_main_process
+from ..core.names import safe_name, table_name
+from ..evaluation.item_texts import item_texts_path
 from . import shared
 from .predict import TableOptions, predict
 from .shared import Sidecars
@@ -16,6 +19,9 @@ from .shared import Sidecars
 if TYPE_CHECKING:
     import argparse
 
+    from ..evaluation.prediction_table import PredictionTable
+
+_GIVEN = "tables"  # copies of the given tables, beside `predictions/`, which hold what was predicted here
 EPILOG = """examples:
   dappr evaluate runs/obqa --id obqa --ood arc_c arc_e csqa
   dappr evaluate --id runs/a/predictions/obqa-test.npz --ood runs/a/predictions/csqa-test.npz --out figures/
@@ -109,12 +115,12 @@ def evaluate(options: EvaluateOptions) -> dict[str, float]:
     tables = {spec: PredictionTable.load(spec, options.allow_nan) for spec in specs if spec.endswith(".npz")}
     modality = sidecars[checkpoints[0]][1]["modality"] if missing else None
     tasks = {spec: find_task(spec, modality) for spec in missing}
-    saved = {spec: table.meta.get("task") or Path(spec).stem for spec, table in tables.items()}
+    saved = {spec: _task_name(spec, table) for spec, table in tables.items()}
     names = {spec: saved[spec] if spec in saved else tasks[spec].name for spec in specs}
     _refuse_twice(specs, names)
     title = " + ".join(checkpoints)
     folder = Path(options.out) if options.out else _folder(title, [*names.values()], options.prediction)
-    paths = {names[spec]: os.path.relpath(spec, folder) for spec in tables}
+    paths = {names[spec]: _keep_table(spec, table, names[spec], folder) for spec, table in tables.items()}
     if missing:
         made = predict([tasks[spec] for spec in missing], folder, options.prediction, sidecars)
         tables |= dict(zip(missing, made, strict=True))
@@ -130,6 +136,27 @@ def evaluate(options: EvaluateOptions) -> dict[str, float]:
     )
 
 
+def _task_name(path: str, table: PredictionTable) -> str:
+    """The task that a saved table names; the file's name if it names none."""
+    task = table.meta.get("task") or Path(path).stem
+    if not isinstance(task, str):
+        raise UserError(f"{path}: its meta.task must be a text, not {type(task).__name__}")
+    return task
+
+
+def _keep_table(path: str, table: PredictionTable, task: str, folder: Path) -> str:
+    """The place of a given table below the results' folder, where reports look for it; others are copied there."""
+    real, home = Path(path).resolve(), folder.resolve()
+    if real.is_relative_to(home):
+        return real.relative_to(home).as_posix()
+    name = f"{_GIVEN}/{table_name(task, table.meta.get('split') or '')}"
+    if is_main_process():
+        table.save(folder / name)
+        if item_texts_path(path).is_file():
+            shutil.copyfile(item_texts_path(path), item_texts_path(folder / name))
+    return name
+
+
 def _refuse_twice(specs: Sequence[str], names: Mapping[str, str]) -> None:
     """Results are keyed by task, so two tables of the same task are an error."""
     seen: set[str] = set()
@@ -142,5 +169,6 @@ def _refuse_twice(specs: Sequence[str], names: Mapping[str, str]) -> None:
 def _folder(checkpoint: str, tasks: Sequence[str], prediction: TableOptions) -> Path:
     """The default output folder of an evaluation."""
     parent = Path(checkpoint) if checkpoint and Path(checkpoint).is_dir() else Path(".")
-    label = f"{tasks[0]}-{prediction.split}" + "".join(f"+{task}" for task in tasks[1:])
-    return parent / "evaluations" / (label[:100] + (f"-first{prediction.limit}" if prediction.limit else ""))
+    first, *others = (safe_name(task, without="+") for task in tasks)
+    label = safe_name("+".join((f"{first}-{safe_name(prediction.split, without='+-')}", *others)))
+    return parent / "evaluations" / (label + (f"-first{prediction.limit}" if prediction.limit else ""))

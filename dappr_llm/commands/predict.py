@@ -221,11 +221,13 @@ def save_tables(sets: Sequence[RowSet], tables: Sequence[PredictionTable], out: 
             A run's folder, or for one table a file (`.npz`, `.parquet`).
     """
     from ..core import checkpoint
+    from ..core.names import table_name
     from ..evaluation.reporting.run_results import save_table
 
     is_file = out.suffix in (".npz", ".parquet")
     for each, table in zip(sets, tables, strict=True) if is_main_process() else ():
-        save_table(table, each.rows, out if is_file else out / checkpoint.TABLES / f"{each.task}-{each.split}.npz")
+        path = out if is_file else out / checkpoint.TABLES / table_name(each.task, each.split)
+        save_table(table, each.rows, path)
 
 
 def answer(task: TaskSpec, options: AnswerOptions) -> int:

@@ -110,12 +110,14 @@ def train(recipe: Recipe, resume: str | None = None, overwrite: bool = False) ->
         The folder of the finished run, or `None` if training was interrupted and saved.
     """
     from ..core import checkpoint
-    from ..core.files import folder_lock, is_empty
+    from ..core.files import folder_lock, is_empty, remove_leftovers
     from ..evaluation.reporting.run_results import show_results
     from ..training.run_folder import claim_folder
 
     folder = recipe.output_dir
     with folder_lock(folder) if is_main_process() else nullcontext():
+        if is_main_process():
+            remove_leftovers(folder)
         if is_main_process() and not is_empty(folder) and claim_folder(recipe, folder, resume, overwrite):
             say(f"{folder} holds this run already, finished; use --overwrite to train it again.")
             show_results(folder)

@@ -15,6 +15,8 @@ from .errors import UserError
 from .terminal import show
 
 PathLike = str | os.PathLike[str]
+LOCK = ".lock"
+LEFTOVER = ".*.tmp"  # what `atomic_write` writes before it renames
 JSON_LIMIT = 16 * 2**20  # bytes; such a file takes up to some hundred MB of memory when it is read
 
 
@@ -35,11 +37,12 @@ def file_size(path: PathLike) -> int:
     except (OSError, ValueError) as error:
         raise UserError(f"Cannot read {path}: {getattr(error, 'strerror', None) or error}.") from None
     if not stat.S_ISREG(found.st_mode):
-        raise UserError(f"Cannot read {path}: it is {_kind(found.st_mode)}, not a regular file.")
+        raise UserError(f"Cannot read {path}: it is {kind_of(found.st_mode)}, not a regular file.")
     return found.st_size
 
 
-def _kind(mode: int) -> str:
+def kind_of(mode: int) -> str:
+    """What a file mode that is no regular file stands for, in words."""
     kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFLNK: "a link"}
     return kinds.get(stat.S_IFMT(mode), "a device")
 
@@ -148,17 +151,20 @@ def write_text(path: PathLike, text: str) -> None:
 
 def remove_leftovers(folder: PathLike) -> None:
     """Remove temporary files of killed processes from a folder; call it only while no process writes there."""
-    for path in Path(folder).glob(".*.tmp"):
+    for path in Path(folder).glob(LEFTOVER):
         path.unlink(missing_ok=True)
 
 
-LOCK = ".lock"
-
-
 def is_empty(folder: PathLike) -> bool:
-    """Whether a folder does not exist or holds nothing but our lock."""
+    """Whether a folder does not exist or holds nothing but our lock and leftovers of killed processes."""
     path = Path(folder)
-    return not path.exists() or not any(entry.name != LOCK for entry in path.iterdir())
+    if not path.exists():
+        return True
+    try:
+        entries = [entry for entry in path.iterdir() if not entry.name.startswith(LOCK)]
+    except OSError as error:
+        raise UserError(f"Cannot read the folder {path}: {error.strerror or error}.") from None
+    return all(entry.match(LEFTOVER) for entry in entries)
 
 
 @contextmanager

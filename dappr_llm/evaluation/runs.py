@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..core import checkpoint
 from ..core.errors import UserError, nearest
 from ..core.files import PathLike
+from ..core.names import inside
 from ..core.recipe import Recipe, load_recipe
 from .item_texts import ItemText, load_item_texts
 from .prediction_table import PredictionTable, id_and_ood
@@ -165,10 +166,20 @@ def _find_tables(folder: Path, meta: dict[str, Any], named: list[str]) -> dict[s
     """Paths by task: the tables that the results file names, otherwise all tables in the predictions folder."""
     paths = meta.get("tables")
     if isinstance(paths, dict) and paths:
-        return {str(task): folder / str(path) for task, path in paths.items()}
+        return {str(task): _table_path(folder, str(task), path) for task, path in paths.items()}
     tables = sorted((folder / checkpoint.TABLES).glob("*.npz"))
     found = {path.stem.rpartition("-")[0] or path.stem: path for path in tables}
     return {task: found[task] for task in named if task in found} or found
+
+
+def _table_path(folder: Path, task: str, path: Any) -> Path:
+    try:
+        return inside(folder, path)
+    except ValueError as error:
+        raise UserError(
+            f"{folder / checkpoint.RESULTS}: the table of the task {task!r} must be a file in the run's folder, but "
+            f"{error}; make the results again with `dappr evaluate`"
+        ) from None
 
 
 def _id_task(folder: Path, found: dict[str, Path], name: str | None) -> str:

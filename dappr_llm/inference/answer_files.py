@@ -23,6 +23,7 @@ from ..core import checkpoint
 from ..core.csv_files import write_csv
 from ..core.errors import UserError
 from ..core.files import atomic_write, write_text
+from ..core.names import safe_name
 
 if TYPE_CHECKING:
     from ..core.backend import Item
@@ -182,7 +183,7 @@ def predict_shards(
     done = {} if overwrite or not book.is_file() else _read_book(book)
     count = 0
     for name, items, job in shards:
-        target = out / f"{name}{suffix}"
+        target = out / f"{safe_name(name)}{suffix}"
         mark = hashlib.sha256(json.dumps(asdict(job), sort_keys=True).encode()).hexdigest()
         if done.get(name) == mark and target.is_file():
             continue

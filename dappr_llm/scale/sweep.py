@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ..core import checkpoint
 from ..core.errors import UserError, nearest
+from ..core.names import safe_name, safe_path
 from ..core.recipe import Recipe, check_keys, default_name, find_recipe, load_recipe, read_yaml
 from ..core.terminal import show
 from ..evaluation.comparison import Row, compare, save_comparison
@@ -101,7 +102,7 @@ def load_table(
     found = seeds or values.get("seeds") or [0]
     if not all(isinstance(seed, int) and 0 <= seed < MEMBER_STRIDE for seed in found) or len({*found}) < len(found):
         raise UserError(f"{where}: seeds must be different whole numbers below {MEMBER_STRIDE}, found {found}")
-    folder = Path(output_dir or values.get("output_dir") or f"runs/{name}")
+    folder = Path(output_dir or values.get("output_dir") or "runs" / safe_path(name))
     table = Table(name, folder, list(found), _keep(rows, only, where), values.get("description", ""))
     _plan(table)
     return table
@@ -136,10 +137,10 @@ def _row(entry: object, number: int, path: Path, shared: list[str]) -> TableRow:
 
 
 def _check_rows(rows: list[TableRow], where: str) -> None:
-    names = [row.name for row in rows]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"{where}: two rows are called {name!r}; give one of them a `name`")
+    folders = [safe_name(row.name).casefold() for row in rows]  # not every file system tells "a" from "A"
+    for row, folder in zip(rows, folders, strict=True):
+        if folders.count(folder) > 1:
+            raise UserError(f"{where}: two rows are called {row.name!r}; give one of them a `name`")
     trained = [row.name for row in rows if row.weights_of is None and row.members == 1]
     for row in rows:
         if row.weights_of is not None and row.weights_of not in trained:
@@ -173,11 +174,11 @@ def _plan(table: Table) -> None:
 
 
 def _job(table: Table, row: TableRow, owner: str, seed: int) -> Job:
-    folder = table.output_dir / owner / f"seed{seed}"
+    folder = table.output_dir / safe_name(owner) / f"seed{seed}"
     overrides = [*row.overrides, f"train.seed={seed}", f"train.output_dir={folder}"]
     after = None
     if row.weights_of is not None:
-        after = str(table.output_dir / row.weights_of / f"seed{seed}")
+        after = str(table.output_dir / safe_name(row.weights_of) / f"seed{seed}")
         overrides += [f"model.adapter={after}", "train.num_train_epochs=0", "train.max_steps=-1"]
     return Job(f"{owner} seed {seed}", folder, row.recipe, tuple(overrides), after)
 
@@ -246,7 +247,7 @@ def collect(table: Table) -> list[Row]:
                 continue
             source = Path(folders[0])
             if row.members > 1:
-                source = table.output_dir / row.name / f"seed{seed}-ensemble"
+                source = table.output_dir / safe_name(row.name) / f"seed{seed}-ensemble"
                 combine_runs(folders, str(source), quiet=True)
             found[seed] = load_run(source, require="results").tables
         if found:

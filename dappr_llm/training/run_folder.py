@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 from ..core import checkpoint
 from ..core.errors import UserError
-from ..core.files import is_empty, remove_leftovers
+from ..core.files import is_empty
 from ..core.recipe import Recipe, load_recipe
+from .overwrite import remove_run
 
 # Settings of the train section that change speed, logging or places but not the trained weights: a run may be resumed
 # with other values.
@@ -35,7 +35,7 @@ def claim_folder(recipe: Recipe, folder: Path, resume: str | None, overwrite: bo
         recipe (`Recipe`):
             The run that wants the folder.
         folder (`Path`):
-            Its output folder; leftovers of interrupted writes are removed from it.
+            Its output folder; nothing in it is changed, but by `overwrite`.
         resume (`str`, *optional*):
             As `--resume`; `None` refuses a folder that already holds this run.
         overwrite (`bool`):
@@ -44,14 +44,13 @@ def claim_folder(recipe: Recipe, folder: Path, resume: str | None, overwrite: bo
     Returns:
         `bool`: Whether the run in the folder is this one and finished.
     """
-    remove_leftovers(folder)
     if is_empty(folder):
         return False
     path = folder / checkpoint.RECIPE
     if not path.is_file():
         raise UserError(f"{folder} is not empty and holds no run of ours; choose another train.output_dir")
     if overwrite:
-        _remove_run(folder)
+        remove_run(folder)
         return False
     difference = _difference(_identity(load_recipe(path)), _identity(recipe))
     if difference:
@@ -63,15 +62,6 @@ def claim_folder(recipe: Recipe, folder: Path, resume: str | None, overwrite: bo
             f"{folder} holds this run already: pass --resume to go on with it, or --overwrite to start anew"
         )
     return (folder / checkpoint.RESULTS).is_file()
-
-
-def _remove_run(folder: Path) -> None:
-    for entry in (*folder.glob("checkpoint-*"), folder / checkpoint.TABLES):
-        shutil.rmtree(entry, ignore_errors=True)
-    # The recipe last: without it the folder would not be recognised as a run after an interruption.
-    files = ("decision.json", "adapter_model.safetensors", checkpoint.MANIFEST, "model.safetensors", checkpoint.RECIPE)
-    for name in (checkpoint.RESULTS, *files):
-        (folder / name).unlink(missing_ok=True)
 
 
 def _identity(recipe: Recipe) -> dict[str, Any]:

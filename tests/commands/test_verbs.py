@@ -140,6 +140,7 @@ def test_evaluate_from_python_with_saved_tables(tmp_path):
     results = evaluate.evaluate(evaluate.EvaluateOptions(one, [two], str(out), resamples=20))
     saved = json.loads((out / "results.json").read_text())
     assert results["id/accuracy"] == saved["results"]["id/accuracy"] == pytest.approx(2 / 3)
-    assert saved["meta"]["tables"] == {"one": "../one.npz", "two": "../two.npz"} and saved["meta"]["seed"] == 7
+    assert saved["meta"]["tables"] == {"one": "tables/one-test.npz", "two": "tables/two-test.npz"}
+    assert (out / "tables" / "one-test.npz").is_file() and saved["meta"]["seed"] == 7
     with pytest.raises(UserError, match="given twice"):
         evaluate.evaluate(evaluate.EvaluateOptions(one, [save_table(tmp_path / "again.npz", "one")], str(out)))

@@ -28,8 +28,8 @@ def test_the_id_table_comes_first(tmp_path):
 
 
 def test_tables_are_where_the_results_say(tmp_path):
-    elsewhere = write(tmp_path / "elsewhere", ("a", "b"))
-    paths = {"a": "../elsewhere/predictions/a-test.npz", "b": "../elsewhere/predictions/b-test.npz"}
+    elsewhere = write(tmp_path / "run" / "elsewhere", ("a", "b"))
+    paths = {"a": "elsewhere/predictions/a-test.npz", "b": "elsewhere/predictions/b-test.npz"}
     save_results({}, {"id": "b", "ood": ["a"], "tables": paths}, tmp_path / "run" / "results.json")
     for require in ("tables", "results", "nothing"):
         run = load_run(tmp_path / "run", require=require)

@@ -10,6 +10,7 @@ from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
 from ..secrets import mask
+from ..names import safe_path
 from .types import STRICT, Count, Dropout, Inside, Name, Names, Options, Positive, Section, Share, Text
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -138,7 +139,7 @@ class Recipe(Section):
     @property
     def output_dir(self) -> Path:
         """`train.output_dir`, or `runs/<name>`."""
-        return Path(self.train.get("output_dir") or f"runs/{self.name}")
+        return Path(self.train.get("output_dir") or "runs" / safe_path(self.name))
 
     def to_yaml(self) -> str:
         """The resolved recipe as YAML that `load_recipe` reads back."""

@@ -12,6 +12,7 @@ from ...core import checkpoint
 from ...core.errors import UserError
 from ...core.files import is_main_process, say
 from ...core.secrets import mask
+from ...core.names import table_name
 from ..bootstrap import RESAMPLES, bootstrap
 from ..evaluators import evaluate_tables
 from ..item_texts import save_item_texts
@@ -77,7 +78,11 @@ def _facts(
     """Meta data of results.json."""
     id_name, *ood = tables
     facts = tables[id_name].meta
-    own = {name: f"{checkpoint.TABLES}/{name}-{table.meta.get('split')}.npz" for name, table in tables.items()}
+    own = {
+        name: f"{checkpoint.TABLES}/{table_name(name, table.meta.get('split') or '')}"
+        for name, table in tables.items()
+        if name not in paths
+    }
     return {
         "id": id_name,
         "ood": ood,
