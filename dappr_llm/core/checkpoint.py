@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from .errors import UserError
-from .files import write_text
+from .files import read_json, write_text
+from .names import inside
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ MANIFEST_VERSION = 1
 HUB_ID = r"[\w.-]+/[\w.-]+"
 _REMEDY = "fetch or train it again (a file you changed on purpose: remove manifest.json beside it)"
 _MOST_HASHED = 2**30
+_MOST_FINGERPRINTS = 2**28  # bytes: some ten million rows
 _PACKAGES = ("dappr-llm", "torch", "transformers", "peft", "accelerate", "datasets")
 
 
@@ -71,9 +73,9 @@ def load_sidecar(checkpoint: str | Path, revision: str | None = None) -> tuple[s
         hint = f"; did you mean {folder / runs[-1]}?" if runs else "; give the folder that `dappr train` wrote"
         raise UserError(f"{folder} is not a checkpoint (it holds no {SIDECAR}){hint}")
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_json(path)
         version = config["format_version"]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged: {error}") from None
     if version > FORMAT_VERSION:
         raise UserError(f"{path} was written by a newer dappr_llm (format {version}); please upgrade")
@@ -168,7 +170,7 @@ def sha256(path: str | Path) -> str:
     return digest.hexdigest()
 
 
-def file_problem(folder: str | Path, required: bool = False) -> str | None:
+def file_problem(folder: str | Path, required: bool = False, hashes: bool = True) -> str | None:
     """
     Compare a folder's files with its manifest; a message that names the first bad file, or `None` if all match.
 
@@ -177,31 +179,44 @@ def file_problem(folder: str | Path, required: bool = False) -> str | None:
             The folder.
         required (`bool`, *optional*, defaults to `False`):
             Report a missing manifest as well; folders from the Hub and of older versions have none.
+        hashes (`bool`, *optional*, defaults to `True`):
+            Compare contents too, which reads every file; otherwise sizes only.
     """
     folder = Path(folder)
     path = folder / MANIFEST
     if not path.is_file():
         return f"{path} is missing" if required else None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         checksum = content.pop("checksum")
-        files = content["files"]
+        files = content["files"].items()
         whole = checksum == manifest_checksum(content)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (UserError, KeyError, TypeError, AttributeError):
         whole = False
     if not whole:
         return f"{path} is damaged"
-    for name, facts in files.items():
-        try:
-            size = (folder / name).stat().st_size
-            if size != facts["size"]:
-                return f"{folder / name} is damaged ({size} bytes, {facts['size']} were saved)"
-            if sha256(folder / name) != facts["sha256"]:
-                return f"{folder / name} is damaged (its content is not what was saved)"
-        except FileNotFoundError:
-            return f"{folder / name} is missing"
-        except OSError as error:
-            return f"{folder / name} cannot be read ({error.strerror or error})"
+    for name, facts in files:
+        found = _problem_of(folder, name, facts if isinstance(facts, dict) else {}, hashes)
+        if found:
+            return found
+    return None
+
+
+def _problem_of(folder: Path, name: str, facts: dict[str, Any], hashes: bool) -> str | None:
+    """What is wrong with one file of a manifest; only regular files inside the folder are opened."""
+    try:
+        path = inside(folder, name)
+        size = path.stat().st_size
+        if size != facts.get("size"):
+            return f"{path} is damaged ({size} bytes, {facts.get('size')} were saved)"
+        if hashes and sha256(path) != facts.get("sha256"):
+            return f"{path} is damaged (its content is not what was saved)"
+    except ValueError as error:
+        return f"{folder / MANIFEST} lists what is no file of the folder: {error}"
+    except FileNotFoundError:
+        return f"{folder / name} is missing"
+    except OSError as error:
+        return f"{folder / name} cannot be read ({error.strerror or error})"
     return None
 
 
@@ -228,15 +243,15 @@ def load_fingerprints(folder: str | Path) -> frozenset[str]:
     if not path.is_file():
         return frozenset()
     try:
-        return frozenset(json.loads(path.read_text(encoding="utf-8"))["sha256_64"])
-    except (ValueError, KeyError, TypeError):
+        return frozenset(read_json(path, _MOST_FINGERPRINTS)["sha256_64"])
+    except (UserError, KeyError, TypeError):
         raise UserError(f"{path} is damaged; fetch or train the checkpoint again") from None
 
 
 def checkpoints(output_dir: str | Path) -> list[Path]:
     """Every `checkpoint-N` of a run, the newest first."""
     numbered = [(p.name.rsplit("-", 1)[1], p) for p in Path(output_dir).glob("checkpoint-*") if p.is_dir()]
-    return [p for _, p in sorted(((int(n), p) for n, p in numbered if n.isdigit()), reverse=True)]
+    return [p for _, p in sorted(((int(n), p) for n, p in numbered if n.isdecimal()), reverse=True)]
 
 
 def last_checkpoint(output_dir: str | Path) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -9,13 +10,18 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from .errors import UserError
 from .terminal import show
 
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
 PathLike = str | os.PathLike[str]
 LOCK = ".lock"
+_ATTEMPTS = 100  # to lock a folder that others make and remove meanwhile
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}  # of file systems without locks
 LEFTOVER = ".*.tmp"  # what `atomic_write` writes before it renames
 JSON_LIMIT = 16 * 2**20  # bytes; such a file takes up to some hundred MB of memory when it is read
 
@@ -79,7 +85,7 @@ def read_json(path: PathLike, limit: int = JSON_LIMIT, *, allow_nan: bool = Fals
     try:
         return parse_json(read_bytes(path, limit), allow_nan=allow_nan)
     except ValueError as error:  # also of UTF-8
-        raise UserError(f"{path} is not a valid JSON file: {error}.") from None
+        raise UserError(f"{path} is damaged, or no JSON file: {error}.") from None
 
 
 def parse_json(data: str | bytes, *, allow_nan: bool = False) -> Any:
@@ -170,36 +176,62 @@ def is_empty(folder: PathLike) -> bool:
 @contextmanager
 def folder_lock(folder: PathLike) -> Iterator[None]:
     """
-    Lock a folder for this process; raises a `UserError` if another process holds the lock.
+    Lock a folder for this process; raises a `UserError` at once if another process holds the lock.
 
-    The operating system releases the lock when the process ends, also if it is killed.
+    The operating system releases the lock when the process ends, also if it is killed. The lock's file stays: a
+    process that had opened a removed one would lock nothing. Only with a folder that was made for the lock and is
+    still empty it is removed, while the lock is held; `_lock` notices that.
     """
     path = Path(folder) / LOCK
-    try:
-        import fcntl
-    except ImportError:  # no fcntl on this platform: run without a lock
-        yield
-        return
     created = [parent for parent in (path.parent, *path.parent.parents) if not parent.exists()]
+    lock = _lock(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = open(path, "a")  # noqa: SIM115 - held open for as long as the lock
-    except OSError as error:
-        raise UserError(f"Cannot write into {folder}: {error.strerror or error}.") from error
-    with handle:
+        yield
+    finally:
+        with suppress(OSError):  # Windows keeps open files
+            if created and all(entry.name.startswith(LOCK) for entry in path.parent.iterdir()):
+                path.unlink()
+        lock.release()
+        with suppress(OSError):  # not empty: `rmdir` never removes what another process just wrote
+            for parent in created:
+                parent.rmdir()
+
+
+def _lock(path: Path) -> BaseFileLock:
+    """A held lock on the file that is at `path` now."""
+    import filelock
+
+    kind: type[BaseFileLock] = filelock.FileLock
+    for _ in range(_ATTEMPTS):
+        lock = kind(path)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{folder} is being written by another process; wait for it, or choose another") from None
-        except OSError:
-            pass  # a file system without locks
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
-            for parent in created:  # a run that failed before it wrote anything leaves no empty folders
-                if parent.is_dir() and not any(parent.iterdir()):
-                    parent.rmdir()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            raise UserError(
+                f"{path.parent} is being written by another process; wait for it, or choose another"
+            ) from None
+        except FileNotFoundError:
+            continue  # the folder was removed between the two lines, by a process that had made it
+        except OSError as error:
+            if error.errno in _NO_LOCKS and kind is filelock.FileLock:
+                # A marker under another name: the file just made would look like somebody else's.
+                kind, path = filelock.SoftFileLock, path.with_name(f"{LOCK}-soft")
+                continue
+            raise UserError(f"Cannot write into {path.parent}: {error.strerror or error}.") from error
+        if _is_at(path, lock):
+            return lock
+        lock.release()
+    raise UserError(f"{path.parent} is being written by another process, which keeps making and removing it")
+
+
+def _is_at(path: Path, lock: BaseFileLock) -> bool:
+    """Whether the locked file is the one that other processes would find."""
+    handle = lock._context.lock_file_fd
+    try:
+        return handle is None or os.path.samestat(os.fstat(handle), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 # --- ranks ----------------------------------------------------------------------------------------------------------

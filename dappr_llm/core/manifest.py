@@ -8,13 +8,16 @@ name is complete, even if the process that wrote it was killed.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from .checkpoint import MANIFEST, MANIFEST_VERSION, file_problem, manifest_checksum, sha256
+from .checkpoint import MANIFEST, MANIFEST_VERSION, checkpoints, file_problem, manifest_checksum, sha256
 from .files import write_text
+
+logger = logging.getLogger(__name__)
 
 PARTIAL = ".partial"  # suffix of a folder that is being written
 
@@ -71,6 +74,49 @@ def publish_into(source: Path, final: Path) -> None:
         os.replace(source / name, final / name)
     _to_disk(final)
     shutil.rmtree(source, ignore_errors=True)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder that was published: hidden first, so that one half removed is never taken for a whole one."""
+    aside = folder.with_name(f".removed-{folder.name}{PARTIAL}")
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        os.rename(folder, aside)
+    except OSError as error:
+        logger.warning(f"{folder} cannot be removed: {error.strerror or error}")
+        return
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def rotate(output_dir: str | Path, limit: int | None, newest: Path, best: str | None = None) -> None:
+    """
+    Remove older checkpoints, by step and never by a file's time, since clocks can be set back.
+
+    The one just written and the best one always stay. Damaged ones (files missing or of another size) count as
+    nothing: they are removed instead of a whole one.
+
+    Args:
+        output_dir (`str` or `Path`):
+            Folder of the checkpoints.
+        limit (`int`, *optional*):
+            How many to keep; all if `None` or below 1.
+        newest (`Path`):
+            The one just written, whatever its step.
+        best (`str`, *optional*):
+            The best one.
+    """
+    if limit is None or limit < 1:
+        return
+    protected = {newest.resolve(), *([Path(best).resolve()] if best else [])}
+    found = [path for path in checkpoints(output_dir) if not path.is_symlink()]  # the newest first
+    kept = sum(path.resolve() in protected for path in found)
+    for path in found:
+        if path.resolve() in protected:
+            continue
+        if kept < limit and file_problem(path, required=True, hashes=False) is None:
+            kept += 1
+        else:
+            remove(path)
 
 
 def tidy(output_dir: str | Path) -> None:

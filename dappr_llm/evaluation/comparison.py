@@ -103,7 +103,7 @@ def compare(rows: Sequence[Row], resamples: int = 1000) -> Comparison:
 def _holm(entries: list[Entry]) -> list[Entry]:
     """Holm's correction of the p-values of each metric for the number of rows compared with the first."""
     corrected: list[dict[str, Paired]] = [{} for _ in entries]
-    for key in {key for entry in entries for key in entry.against_first}:
+    for key in dict.fromkeys(key for entry in entries for key in entry.against_first):  # a set has no order
         found = [
             (entry.against_first[key].p_value, i) for i, entry in enumerate(entries) if key in entry.against_first
         ]

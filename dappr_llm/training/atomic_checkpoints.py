@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.trainer_callback import ExportableState
-from transformers.trainer_utils import rotate_checkpoints
 
 from ..core import checkpoint, manifest
 from ..core.errors import UserError
@@ -63,7 +62,7 @@ class AtomicCheckpoints(_Trainer):
             self._push_from_checkpoint(str(final))
         if self.args.should_save:
             best = self.state.best_model_checkpoint
-            rotate_checkpoints(str(run_dir), self.args.save_total_limit, best, use_mtime=True)
+            manifest.rotate(run_dir, self.args.save_total_limit, final, best)
 
     def _empty(self, staged: Path) -> None:
         if self.args.should_save:
