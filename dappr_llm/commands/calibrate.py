@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UserError
-from ..core.files import is_main_process, say
+from ..core.files import LOCK, is_main_process, say
+from ..core.manifest import PARTIAL
+from ..core.names import table_name
+from ..decisions.rule import FILE
 from . import shared
 from .shared import Sidecars
 
@@ -120,14 +126,19 @@ def run(args: argparse.Namespace) -> int:
         if name or not out:
             raise UserError("--adapter makes a new checkpoint: give --out FOLDER, and no other checkpoint")
         prompt = {"template": args.template.replace("\\n", "\n")} if args.template else None
-        name, out = str(adopt(args.adapter, out, args.base, args.method, args.num_choices, prompt)), None
-    elif not name:
+        with publishing(Path(out)) as staged:
+            adopt(args.adapter, staged, args.base, args.method, args.num_choices, prompt)
+            calibrate_checkpoint(CalibrateOptions.from_args(args, str(staged), None), shown=Path(out))
+        return 0
+    if not name:
         raise UserError("Give a checkpoint, or an adapter trained elsewhere (--adapter, --base, --out)")
     calibrate_checkpoint(CalibrateOptions.from_args(args, name, out), sidecars)
     return 0
 
 
-def calibrate_checkpoint(options: CalibrateOptions, sidecars: Sidecars | None = None) -> Decision:
+def calibrate_checkpoint(
+    options: CalibrateOptions, sidecars: Sidecars | None = None, shown: Path | None = None
+) -> Decision:
     """
     Fit the decision rule of a checkpoint and write its `decision.json`.
 
@@ -136,14 +147,18 @@ def calibrate_checkpoint(options: CalibrateOptions, sidecars: Sidecars | None = 
             Checkpoint, held-out rows and bounds.
         sidecars ([`Sidecars`], *optional*):
             Sidecar of the checkpoint, if it is already loaded.
+        shown (`Path`, *optional*):
+            The folder that messages and the table name, if the checkpoint is going to be renamed.
     """
     from ..core import checkpoint
     from ..decisions.calibrate import calibrate
     from ..inference.card import render_decision
 
     source, config = (sidecars or Sidecars([options.checkpoint]))[options.checkpoint]
-    folder = _target(Path(source), options)
-    table = _held_out(folder, config, options)
+    folder = Path(source)
+    target = _target(folder, options)
+    shown = shown or target or folder
+    table = _held_out(folder, config, options, shown.name)
     fitting = table.num_options <= config["num_choices"]
     if not fitting.all():
         say(f"{(~fitting).sum()} rows offer more than {config['num_choices']} options and are left out")
@@ -151,8 +166,13 @@ def calibrate_checkpoint(options: CalibrateOptions, sidecars: Sidecars | None = 
     decision = calibrate(table, **vars(options.rule))
     decision = replace(decision, weights_sha256=checkpoint.weights_hash(folder))
     if is_main_process():
-        path = decision.save(folder)
-        say(f"{render_decision(decision)}\n\nDecision rule: {path}")
+        with publishing(target) if target is not None else nullcontext(folder) as place:
+            if target is not None:
+                shutil.copytree(folder, place, dirs_exist_ok=True, ignore=_not_copied)
+            if options.table is None:
+                table.save(place / checkpoint.TABLES / table_name(table.meta["task"], table.meta["split"]))
+            decision.save(place)
+        say(f"{render_decision(decision)}\n\nDecision rule: {shown / FILE}")
     if decision.abstention["threshold"] is None:
         say(
             f"Warning: no threshold keeps the risk under {decision.abstention['max_risk']:.1%} with "
@@ -162,26 +182,50 @@ def calibrate_checkpoint(options: CalibrateOptions, sidecars: Sidecars | None = 
     return decision
 
 
-def _target(source: Path, options: CalibrateOptions) -> Path:
-    """The folder to write the rule to: the checkpoint's own, or a copy of it in `out`."""
+def _target(source: Path, options: CalibrateOptions) -> Path | None:
+    """The folder for a copy of the checkpoint with the rule; `None` if the rule goes into the checkpoint's own."""
     if options.out is None:
         if not Path(options.checkpoint).is_dir():
             name = options.checkpoint
             raise UserError(f"{name} is not a folder of this machine: say where to put a copy of it with --out FOLDER")
-        return source
+        return None
     target = Path(options.out)
-    if target.resolve() != source.resolve():
-        from ..decisions.rule import FILE
-
-        if target.exists() and any(target.iterdir()):
-            raise UserError(f"{target} is not empty; give another folder with --out")
-        shutil.copytree(
-            source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("checkpoint-*", ".cache", FILE)
-        )
+    if target.resolve() == source.resolve():
+        return None
+    _refuse_full(target)  # before anything slow
     return target
 
 
-def _held_out(folder: Path, config: dict[str, Any], options: CalibrateOptions) -> PredictionTable:
+def _refuse_full(target: Path) -> None:
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"{target} is not empty; give another folder with --out")
+
+
+@contextmanager
+def publishing(target: Path) -> Iterator[Path]:
+    """A hidden folder that is renamed to `target` when all is written; after a failure there is no trace of it."""
+    _refuse_full(target)
+    staged = target.with_name(f".{target.name}.{os.getpid()}{PARTIAL}")
+    try:
+        staged.mkdir(parents=True)
+        yield staged
+        if target.exists():
+            target.rmdir()  # fails if another process was faster
+        os.rename(staged, target)
+    except OSError as error:
+        raise UserError(f"Cannot write {target}: {error.strerror or error}.") from error
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def _not_copied(folder: str, names: list[str]) -> set[str]:
+    """Resumable states, caches, locks, the older rule, and whatever is neither a file nor a folder."""
+    patterns = ("checkpoint-*", ".cache", FILE, f"{LOCK}*", f".*{PARTIAL}")
+    odd = {name for name in names if not (Path(folder, name).is_file() or Path(folder, name).is_dir())}
+    return odd | shutil.ignore_patterns(*patterns)(folder, names)
+
+
+def _held_out(folder: Path, config: dict[str, Any], options: CalibrateOptions, name: str) -> PredictionTable:
     """Predictions for rows that the checkpoint was not trained on: the given table, or computed here."""
     from ..core import checkpoint
     from ..core.recipe import load_recipe
@@ -208,10 +252,7 @@ def _held_out(folder: Path, config: dict[str, Any], options: CalibrateOptions) -
     rows = without_seen(rows, predictor.backend, checkpoint.load_fingerprints(folder), task.name)
     say(f"Predicting {task.name} ({split}, {len(rows)} rows)")
     choices = getattr(task, "num_choices", None)
-    table = predictor.predict_table(rows, task.name, split, checkpoint=folder.name, task_num_choices=choices)
-    if is_main_process():
-        table.save(folder / checkpoint.TABLES / f"{task.name}-{split}.npz")
-    return table
+    return predictor.predict_table(rows, task.name, split, checkpoint=name, task_num_choices=choices)
 
 
 def refuse_training_split(recipe: Recipe | None, folder: Path, task: str | None, split: str | None) -> None:

@@ -1,5 +1,7 @@
 """`dappr calibrate` by its command line."""
 
+import errno
+import os
 import shutil
 
 import pytest
@@ -10,6 +12,7 @@ from dappr_llm import UncertaintyPipeline
 from dappr_llm.commands.main import main
 from dappr_llm.core.checkpoint import load_fingerprints
 from dappr_llm.decisions.rule import Decision
+from dappr_llm.evaluation.prediction_table import PredictionTable
 
 EASY = ["--max-risk", "0.9"]
 
@@ -24,6 +27,31 @@ def test_calibrate_from_a_task_and_from_its_table(run_folder, trained, capsys):
     table = run_folder / "predictions" / "validation-validation.npz"
     assert main(["calibrate", str(run_folder), "--table", str(table), "--score", "possibility", *EASY]) == 0
     assert Decision.load(run_folder) == first
+
+
+def test_a_copy_is_whole_or_not_there(run_folder, trained, tmp_path, capsys, monkeypatch):
+    (run_folder / "checkpoint-9").mkdir()
+    (run_folder / ".lock").touch()
+    os.mkfifo(run_folder / "fifo")  # copying it would wait forever
+    out, task = tmp_path / "new" / "copy", str(trained / "validation.jsonl")
+    command = ["calibrate", str(run_folder), "--task", task, *EASY, "--out", str(out)]
+    with monkeypatch.context() as patch:
+        patch.setattr(Decision, "save", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
+        assert main(command) == 2 and "No space left" in capsys.readouterr().err
+    assert not any(out.parent.iterdir()) and not (run_folder / "decision.json").exists()
+    assert main(command) == 0 and f"Decision rule: {out}" in capsys.readouterr().out
+    assert [path.name for path in out.parent.iterdir()] == ["copy"]
+    names = {path.name for path in out.iterdir()}
+    assert "decision.json" in names and not names & {"checkpoint-9", ".lock", "fifo"}
+    table = PredictionTable.load(out / "predictions" / "validation-validation.npz")
+    assert table.meta["checkpoint"] == "copy" and UncertaintyPipeline.from_pretrained(out).decision
+    assert main(command) == 2 and "not empty" in capsys.readouterr().err
+
+
+def test_an_adapter_that_cannot_be_calibrated_leaves_no_folder(trained, tmp_path, capsys):
+    command = ["calibrate", "--base", str(trained / "base"), "--adapter", str(trained / "run"), "--method", "ce"]
+    assert main([*command, "--out", str(tmp_path / "out"), "--task", "nothing_like_it"]) == 2
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("renamed", [False, True])

@@ -73,7 +73,9 @@ def lists(folder, **files):
     return file_problem(folder)
 
 
-@pytest.mark.parametrize("name", ["../secret", "/dev/zero", "/etc/passwd", "fifo", "link", "device", "", "a\0b", "sub"])
+@pytest.mark.parametrize(
+    "name", ["../secret", "/dev/zero", "/etc/passwd", "fifo", "link", "device", "", "a\0b", "sub"]
+)
 def test_a_manifest_names_regular_files_of_its_folder_only(tmp_path, monkeypatch, name):
     folder = tmp_path / "run"
     (folder / "sub").mkdir(parents=True)

@@ -4,6 +4,10 @@ import csv
 import io
 import json
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +16,8 @@ from dappr_llm.core.errors import UserError
 from dappr_llm.evaluation.comparison import Row, compare, render_csv, render_latex, render_markdown, save_comparison
 from dappr_llm.evaluation.evaluators import evaluate_tables
 from dappr_llm.evaluation.prediction_table import PredictionTable
+
+HERE = Path(__file__).parent
 
 
 def table(task, skill, seed, n=300, evidence=20.0):
@@ -84,3 +90,16 @@ def test_renderings_agree(tmp_path):
     printed = save_comparison(comparison, tmp_path, "mine", "about")
     assert markdown in printed and (tmp_path / "table.md").read_text().startswith("# mine\n\nabout\n")
     assert json.loads((tmp_path / "table.json").read_text())["entries"][1]["label"] == "B|2"
+
+
+def test_the_same_runs_give_the_same_bytes(tmp_path):
+    """In any process: the order of a set of texts differs from one to the next."""
+    code = "import sys\nfrom pathlib import Path\nfrom test_comparison import compare, row, save_comparison\n"
+    code += "rows = [row('a', 0.5, seeds=(0,)), row('b', 1.0, seeds=(0,))]\n"
+    code += "save_comparison(compare(rows, resamples=20), Path(sys.argv[1]), 'mine')"
+    for seed in "123":
+        environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join((*sys.path, str(HERE)))}
+        subprocess.run([sys.executable, "-c", code, str(tmp_path / seed)], check=True, env=environment)
+    for name in ("table.json", "table.csv", "table.md", "table.tex"):
+        assert len({(tmp_path / seed / name).read_bytes() for seed in "123"}) == 1
+        assert str(tmp_path) not in (tmp_path / "1" / name).read_text()

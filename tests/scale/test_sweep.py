@@ -88,6 +88,26 @@ def test_dry_run_and_tables_only_run_nothing(table_file, tmp_path, capsys):
     assert "started" not in capsys.readouterr().out and not (tmp_path / "out").exists()
 
 
+def test_a_dry_run_changes_nothing_in_a_live_run(table_file, tmp_path, capsys):
+    job = next(iter(load_table(table_file).jobs.values()))
+    with folder_lock(job.folder):
+        (job.folder / ".results.json.77.tmp").write_text("being written")
+        before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
+        for arguments in (["--dry-run"], ["--tables-only"]):
+            assert main(["sweep", str(table_file), *arguments]) == 0
+            assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
+
+
+@pytest.mark.parametrize("name", ["../../victim", "/victim", "..", "a/b"])
+def test_a_rows_name_is_one_folder(table_file, tmp_path, name):
+    change(table_file, rows=["ce", {"recipe": "mc", "name": name}])
+    folders = [Path(folder) for folder in load_table(table_file).jobs]
+    assert all(folder.parent.parent == tmp_path / "out" and ".." not in folder.parts for folder in folders)
+    change(table_file, rows=["ce", {"recipe": "mc", "name": "CE"}])
+    with pytest.raises(UserError, match="two rows are called"):
+        load_table(table_file)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["SIGINT", "SIGKILL"])
 def test_interrupted_sweeps_lose_and_repeat_nothing(table_file, tmp_path, number):
     change(table_file, rows=["ce", {"recipe": "dappr", "set": {"train.num_train_epochs": 60}}])

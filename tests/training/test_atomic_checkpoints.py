@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import os
 import resource
 import shutil
 from dataclasses import replace
@@ -260,3 +261,14 @@ def test_a_stop_leaves_a_whole_checkpoint(tmp_path, tokenizer, lora):
     trainer._save_checkpoint(trainer.model, None)
     assert checkpoint.last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-3")
     assert not list(tmp_path.glob(".*"))
+
+
+def test_a_clock_that_jumps_back_removes_no_new_checkpoint(tmp_path, tokenizer, lora):
+    class Future(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            os.utime(tmp_path / f"checkpoint-{state.global_step}", (4e9 - state.global_step,) * 2)
+
+    trainer = build(tmp_path, tokenizer, lora, save_strategy="steps", save_steps=1, save_total_limit=2)
+    trainer.add_callback(Future())
+    trainer.train()
+    assert {path.name for path in tmp_path.glob("checkpoint-*")} == {"checkpoint-3", "checkpoint-4"}
