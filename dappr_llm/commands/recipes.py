@@ -188,7 +188,9 @@ def _yaml(value: object) -> str:
 
     text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, sort_keys=False, width=1000)
     text = text.strip().removesuffix("...").strip()
-    return json.dumps(value, ensure_ascii=False) if "\n" in text else text  # JSON is YAML, and never breaks lines
+    return (
+        json.dumps(value, ensure_ascii=False, allow_nan=False) if "\n" in text else text
+    )  # JSON is YAML, and never breaks lines
 
 
 def _wrapped(start: str, text: str, width: int) -> list[str]:

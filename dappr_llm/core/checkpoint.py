@@ -53,7 +53,7 @@ def versions() -> dict[str, str]:
 def save_sidecar(folder: str | Path, config: dict[str, Any]) -> None:
     """Write `uncertainty_config.json`."""
     content = {"format_version": FORMAT_VERSION, **config, "versions": versions()}
-    write_text(Path(folder) / SIDECAR, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    write_text(Path(folder) / SIDECAR, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def load_sidecar(checkpoint: str | Path, revision: str | None = None) -> tuple[str, dict[str, Any]]:
@@ -229,12 +229,12 @@ def check_files(folder: str | Path) -> None:
 
 def manifest_checksum(content: dict[str, Any]) -> str:
     """SHA-256 of a manifest's content, so that a damaged manifest is noticed too."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
 def save_fingerprints(folder: str | Path, rows: Iterable[str]) -> None:
     """Write short hashes of the training rows, so that calibration can refuse them."""
-    write_text(Path(folder) / TRAINED_ROWS, json.dumps({"sha256_64": sorted(set(rows))}) + "\n")
+    write_text(Path(folder) / TRAINED_ROWS, json.dumps({"sha256_64": sorted(set(rows))}, allow_nan=False) + "\n")
 
 
 def load_fingerprints(folder: str | Path) -> frozenset[str]:

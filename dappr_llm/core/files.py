@@ -100,7 +100,7 @@ def parse_json(data: str | bytes, *, allow_nan: bool = False) -> Any:
     try:
         found = json.loads(text, object_pairs_hook=_unique_keys, **numbers)
         if "\\ud" in text.lower():
-            json.dumps(found, ensure_ascii=False).encode()
+            json.JSONEncoder(ensure_ascii=False).encode(found).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     return found

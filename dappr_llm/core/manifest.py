@@ -40,7 +40,10 @@ def write(folder: str | Path, names: Iterable[str] | None = None) -> None:
         _to_disk(folder / name)
         files[name] = {"size": (folder / name).stat().st_size, "sha256": sha256(folder / name)}
     content = {"format_version": MANIFEST_VERSION, "files": files}
-    write_text(folder / MANIFEST, json.dumps({**content, "checksum": manifest_checksum(content)}, indent=1) + "\n")
+    write_text(
+        folder / MANIFEST,
+        json.dumps({**content, "checksum": manifest_checksum(content)}, indent=1, allow_nan=False) + "\n",
+    )
 
 
 def staging(final: str | Path) -> Path:

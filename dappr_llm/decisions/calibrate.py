@@ -121,7 +121,7 @@ def _fit_rows(ids: np.ndarray) -> np.ndarray:
 def table_hash(table: PredictionTable) -> str:
     """SHA-256 of the sorted ids and labels: identifies a calibration set regardless of its order."""
     rows = sorted(zip(table.ids.tolist(), table.labels.tolist(), strict=True))
-    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(rows, allow_nan=False).encode()).hexdigest()
 
 
 def _thresholds(

@@ -41,7 +41,11 @@ def save_item_texts(rows: Iterable[Mapping[str, Any]], table_path: PathLike) -> 
         table_path (`str` or `os.PathLike`): The table they belong to.
     """
     lines = (
-        json.dumps({"id": row["id"], "question": row["question"], "options": list(row["options"])}, ensure_ascii=False)
+        json.dumps(
+            {"id": row["id"], "question": row["question"], "options": list(row["options"])},
+            ensure_ascii=False,
+            allow_nan=False,
+        )
         for row in rows
     )
     write_text(item_texts_path(table_path), "".join(line + "\n" for line in lines))

@@ -85,7 +85,7 @@ class PredictionTable:
         if not isinstance(self.meta, dict):
             raise UserError(f"meta must be a JSON object, not {type(self.meta).__name__}.")
         # A JSON round trip, so that a table in memory equals the same table loaded from disk.
-        self.meta = json.loads(json.dumps(self.meta))
+        self.meta = json.loads(json.dumps(self.meta, allow_nan=False))
         self.validate()
 
     @classmethod
@@ -259,7 +259,7 @@ class PredictionTable:
     def save(self, path: PathLike) -> None:
         """Writes the table to one `.npz` file, which numpy can read without pickle."""
         arrays = {name: getattr(self, name) for name in _ARRAYS if getattr(self, name) is not None}
-        arrays["meta"] = np.array(json.dumps(self.meta))
+        arrays["meta"] = np.array(json.dumps(self.meta, allow_nan=False))
         with atomic_write(path) as handle:
             np.savez_compressed(handle, **arrays)
 
@@ -300,7 +300,7 @@ class PredictionTable:
                     columns[name] = pa.FixedSizeListArray.from_arrays(columns[name], size)
         table = pa.table({name: columns[name] for name in _ARRAYS if name in columns})
         with atomic_write(path) as handle:
-            pq.write_table(table.replace_schema_metadata({"meta": json.dumps(self.meta)}), handle)
+            pq.write_table(table.replace_schema_metadata({"meta": json.dumps(self.meta, allow_nan=False)}), handle)
 
 
 def _as_numbers(name: str, values: ArrayLike) -> np.ndarray:

@@ -88,11 +88,11 @@ def describe(pipe: UncertaintyPipeline, spec: TaskSpec, split: str, limit: int |
     path = spec.get("path") if isinstance(spec, dict) else spec
     stat = os.stat(path) if isinstance(path, str) and os.path.isfile(path) else None
     return Job(
-        task=json.dumps(spec, sort_keys=True),
+        task=json.dumps(spec, sort_keys=True, allow_nan=False),
         split=split,
         weights=checkpoint.weights_hash(pipe.run.folder),
-        decision=None if pipe.decision is None else json.dumps(asdict(pipe.decision), sort_keys=True),
-        options=json.dumps([pipe.extra_letters, pipe.truncate, limit]),
+        decision=None if pipe.decision is None else json.dumps(asdict(pipe.decision), sort_keys=True, allow_nan=False),
+        options=json.dumps([pipe.extra_letters, pipe.truncate, limit], allow_nan=False),
         input=f"{stat.st_size} {stat.st_mtime_ns}" if stat else None,
     )
 
@@ -136,7 +136,7 @@ def predict_file(
             for answer in pipe.stream(rows()):
                 label = waiting.popleft()
                 known = {} if label is None else {"label": label, "correct": answer.answer == answer.choices[label]}
-                handle.write(json.dumps({**answer.to_dict(), **known}, ensure_ascii=False) + "\n")
+                handle.write(json.dumps({**answer.to_dict(), **known}, ensure_ascii=False, allow_nan=False) + "\n")
                 count += 1
                 if count % _FLUSH_ROWS == 0:
                     handle.flush()
@@ -184,14 +184,14 @@ def predict_shards(
     count = 0
     for name, items, job in shards:
         target = out / f"{safe_name(name)}{suffix}"
-        mark = hashlib.sha256(json.dumps(asdict(job), sort_keys=True).encode()).hexdigest()
+        mark = hashlib.sha256(json.dumps(asdict(job), sort_keys=True, allow_nan=False).encode()).hexdigest()
         if done.get(name) == mark and target.is_file():
             continue
         if target.exists() and done.get(name) != mark and not overwrite:
             raise UserError(f"{target} was made by another job; choose another --out, or pass --overwrite")
         count += predict_file(pipe, items, target, job, overwrite)
         done[name] = mark
-        write_text(book, json.dumps(done, indent=1) + "\n")
+        write_text(book, json.dumps(done, indent=1, allow_nan=False) + "\n")
     return count
 
 
@@ -218,7 +218,7 @@ def _sync(handle: IO[str]) -> None:
 
 def _resume(journal: Path, job: Job, overwrite: bool) -> int:
     """Number of rows in this job's journal, without an incomplete last line; starts a journal if there is none."""
-    head = json.dumps(asdict(job), sort_keys=True, ensure_ascii=False) + "\n"
+    head = json.dumps(asdict(job), sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
     if overwrite or not journal.is_file():
         with atomic_write(journal) as handle:
             handle.write(head.encode())
@@ -257,7 +257,7 @@ def _finish(journal: Path, out: Path) -> None:
         kind = out.suffix.lower()
         if kind == ".jsonl":
             for record in _records(journal):
-                handle.write((json.dumps(record, ensure_ascii=False) + "\n").encode())
+                handle.write((json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n").encode())
         elif kind == ".csv":
             _write_csv(_records(journal), handle)
         else:

@@ -23,6 +23,7 @@ from ..core.outputs import Outputs, Prediction, from_alpha, from_log_probs
 from ..evaluation.prediction_table import PredictionTable, combine
 from ..methods import Method, get_method
 from .batching import RowSet
+from .finite_predictions import finite_prediction
 from .loading import Run, load_checkpoint
 from .table_predictor import PredictionSettings, TablePredictor
 
@@ -123,7 +124,8 @@ class AdapterEnsemble:
             return None
         for part, member in zip(logits, self.members, strict=True):
             part[:, :width] += member.evidence_offset
-        return [m.predict(Outputs(logits=part)) for m, part in zip(methods, logits, strict=True)]
+        ids = [row.get("id", number) for number, row in enumerate(rows)]
+        return [finite_prediction(m, Outputs(logits=part), ids) for m, part in zip(methods, logits, strict=True)]
 
     @contextmanager
     def active(self, member: Member, settings: PredictionSettings | None = None) -> Iterator[TablePredictor]:

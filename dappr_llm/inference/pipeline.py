@@ -226,7 +226,8 @@ class UncertaintyPipeline:
             count = encoded[order[0]]["num_options"]
             batch = [i for i in order[:size] if encoded[i]["num_options"] == count]
             order = order[len(batch) :]
-            prediction = self._predictor.predict_batch([encoded[i] for i in batch], count)
+            ids = [items[i].id for i in batch]
+            prediction = self._predictor.predict_batch([encoded[i] for i in batch], count, ids)
             for i, answer in zip(batch, self._read([items[i] for i in batch], prediction), strict=True):
                 answers[i] = answer
             bar.update(len(batch))
@@ -261,6 +262,10 @@ class UncertaintyPipeline:
         chosen = abstain = None
         if self.decision is not None:
             probs, alpha = self.decision.scale(probs, alpha, counts)
+            bad = ~np.isfinite(probs).all(axis=1)
+            if bad.any():
+                name = items[int(bad.argmax())].id
+                raise UserError(f"The decision rule makes NaN of item {name!r}; fit it again with `dappr calibrate`")
             aleatoric = probs.sum(axis=1) - probs.max(axis=1)
             chosen = self.decision.sets(probs, alpha, counts, [self.run.backend.content_key(i) for i in items])
             abstain = self.decision.abstain(probs, epistemic)

@@ -67,7 +67,12 @@ def model_key(
         options:
             Arguments of `load_checkpoint` that change predictions: `dtype`, `revision`, `quantization`.
     """
-    parts: list[Any] = [checkpoint.versions(), platform.machine(), _has_gpu(), json.dumps(options, sort_keys=True)]
+    parts: list[Any] = [
+        checkpoint.versions(),
+        platform.machine(),
+        _has_gpu(),
+        json.dumps(options, sort_keys=True, allow_nan=False),
+    ]
     for folder, config in sidecars or [checkpoint.load_sidecar(name, options.get("revision")) for name in checkpoints]:
         parts.append(_contents(Path(folder)))
         if (Path(folder) / "adapter_config.json").is_file():
@@ -142,7 +147,7 @@ def _put(folder: Path | None, name: str | None, table: PredictionTable) -> None:
 
 
 def _digest(parts: Any) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str, allow_nan=False).encode()).hexdigest()
 
 
 def _has_gpu() -> bool:

@@ -26,6 +26,7 @@ from ..core.terminal import printable
 from ..evaluation.prediction_table import PredictionTable
 from ..methods import Method, name_of
 from .batching import JoinedRows, RowSet, token_batches
+from .finite_predictions import finite_prediction
 from .stochastic_passes import read_passes, seeded
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class TablePredictor:
     # --- one batch ------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def predict_batch(self, rows: Sequence[Row], width: int) -> Prediction:
+    def predict_batch(self, rows: Sequence[Row], width: int, ids: Sequence[str] | None = None) -> Prediction:
         """
         What the method says about one batch of encoded rows, on the CPU. Safe to call from several threads.
 
@@ -114,6 +115,8 @@ class TablePredictor:
                 From the backend's `encode` or `prepare`.
             width (`int`):
                 How many options each of them offers.
+            ids (`Sequence[str]`, *optional*):
+                What errors call the rows; by default their `id`, or their number in the batch.
         """
         # A single row has nothing to pad and nothing to share.
         batch: Batch = self.backend.collate(rows, pack=len(rows) > 1)
@@ -124,7 +127,8 @@ class TablePredictor:
         else:
             with seeded(0):
                 found = read_passes(self.backend, self.model, batch, self.method.passes, width)
-        return self.method.predict(as_outputs(map_values(found, lambda value: value.cpu())))
+        outputs = as_outputs(map_values(found, lambda value: value.cpu()))
+        return finite_prediction(self.method, outputs, ids or [row.get("id", i) for i, row in enumerate(rows)])
 
     @property
     def device(self) -> torch.device:
@@ -207,7 +211,7 @@ class TablePredictor:
             meta (`Mapping`, *optional*):
                 More entries for the table's meta data.
         """
-        prediction = self.method.predict(found)
+        prediction = finite_prediction(self.method, found, ids)
         facts = {
             "modality": self.backend.modality,
             "method": self.method_name or name_of(self.method),

@@ -62,7 +62,7 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as JSON."""
-        return json.dumps(asdict(self), indent=2)
+        return json.dumps(asdict(self), indent=2, allow_nan=False)
 
 
 def measure(planned: PlannedModel, batch: int) -> Sizes:

@@ -112,7 +112,10 @@ def _settings(values: object, where: str) -> list[str]:
     """A mapping `set:` as recipe overrides `section.key=value`."""
     if not isinstance(values, Mapping):
         raise UserError(f"{where}: `set` is a mapping of section.key to value, found {values!r}")
-    return [f"{key}={json.dumps(value)}" for key, value in values.items()]  # JSON is YAML
+    try:
+        return [f"{key}={json.dumps(value, allow_nan=False)}" for key, value in values.items()]  # JSON is YAML
+    except (TypeError, ValueError) as error:  # dates, NaN
+        raise UserError(f"{where}: `set` holds a value that a recipe cannot: {error}") from None
 
 
 def _row(entry: object, number: int, path: Path, shared: list[str]) -> TableRow:

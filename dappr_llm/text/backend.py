@@ -317,7 +317,7 @@ class TextBackend(Backend):
 
     def content_key(self, item: MCQItem) -> str:
         """What an item says, as one text: equal for equal questions, wherever they stand."""
-        return json.dumps([item.question, list(item.options)], ensure_ascii=False)
+        return json.dumps([item.question, list(item.options)], ensure_ascii=False, allow_nan=False)
 
     def option_names(self, item: MCQItem) -> list[str]:
         """What the options of an item are called: their letters."""

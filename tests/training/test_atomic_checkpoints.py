@@ -14,6 +14,7 @@ from training_runs import StopAt, build, steps, weights
 from transformers import TrainerCallback
 
 from dappr_llm import UserError, load_checkpoint
+from dappr_llm.commands.main import main
 from dappr_llm.core import checkpoint, manifest
 from dappr_llm.inference.pipeline import UncertaintyPipeline
 
@@ -179,7 +180,7 @@ def poison(trainer, row, value=float("nan")):
         out = read(model, inputs)
         if not model.training:
             return out
-        added = torch.where(inputs["row"] == row, value, 0.0)
+        added = torch.where(torch.isin(inputs["row"], torch.as_tensor(row)), value, 0.0)
         return replace(out, logits=out.logits + added.unsqueeze(-1))
 
     trainer.backend.read = poisoned
@@ -219,6 +220,66 @@ def test_a_loss_that_is_not_finite_can_be_skipped(tmp_path, tokenizer, lora, cap
     assert f"Step {step}: the loss is not finite for rows q5" in caplog.text
     assert all(torch.isfinite(values).all() for values in states)
     assert all(torch.isfinite(torch.tensor(entry["loss/fit"])) for entry in steps(trainer) if "loss/fit" in entry)
+
+
+class Keep(TrainerCallback):
+    """Counts optimizer steps."""
+
+    count = 0
+
+    def on_optimizer_step(self, args, state, control, **kwargs):
+        self.count += 1
+
+
+def test_a_model_that_diverged_is_not_trained_by_skipping(tmp_path, tokenizer, lora):
+    trainer = build(tmp_path, tokenizer, lora, on_nonfinite="skip", learning_rate=1e38, max_grad_norm=0.0, max_steps=8)
+    with pytest.raises(
+        UserError, match="weights .*not finite.*[Tt]he model has diverged, and the run is not finished"
+    ):
+        trainer.train()
+    assert not (tmp_path / checkpoint.RESULTS).exists()
+
+
+def test_skipping_every_step_is_no_training(tmp_path, tokenizer, lora):
+    trainer = build(tmp_path, tokenizer, lora, on_nonfinite="skip")
+    with pytest.raises(UserError, match="All 4 steps were skipped, so nothing was trained"):
+        poison(trainer, row=torch.arange(32), value=float("nan")).train()
+
+
+def test_skipping_ends_after_many_steps_in_a_row(tmp_path, tokenizer, lora):
+    trainer = build(tmp_path, tokenizer, lora, on_nonfinite="skip", num_train_epochs=20)
+    counted = Keep()
+    trainer.add_callback(counted)
+    read, before = trainer.backend.read, weights(trainer)
+
+    def poisoned(model, inputs):
+        out = read(model, inputs)
+        return replace(out, logits=out.logits * torch.nan) if model.training and counted.count >= 5 else out
+
+    trainer.backend.read = poisoned
+    with pytest.raises(UserError, match="50 steps in a row changed no weight"):
+        trainer.train()
+    assert trainer.state.global_step == 54  # the last one is not counted as done
+    assert any((before[name] != value).any() for name, value in weights(trainer).items())
+
+
+def test_weights_that_are_not_finite_end_no_training(tmp_path, tokenizer, lora):
+    trainer = build(tmp_path, tokenizer, lora)
+
+    class Break(TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            if state.global_step == 4:
+                next(p for p in model.parameters() if p.requires_grad).data.fill_(torch.inf)
+
+    trainer.add_callback(Break())
+    with pytest.raises(UserError, match="Training ended with weights that are not finite"):
+        trainer.train()
+
+
+def test_train_with_a_diverged_model_exits_with_2(recipe, tmp_path, capsys):
+    settings = ("train.on_nonfinite=skip", "train.learning_rate=1.0e+38", "train.max_grad_norm=0.0")
+    assert main(["train", str(recipe), *(part for text in settings for part in ("--set", text))]) == 2
+    assert "diverged" in capsys.readouterr().err and not (tmp_path / "run" / checkpoint.RESULTS).exists()
 
 
 def test_a_gradient_that_is_not_finite_stops_too(tmp_path, tokenizer, lora):

@@ -62,7 +62,9 @@ class FrozenLayers:
         """A hash of all that the states depend on: configuration, embeddings, lower layers, dtype."""
         base = unwrapped(self.model)
         config = {key: value for key, value in base.config.to_dict().items() if not key.startswith("_")}
-        digest = hashlib.blake2b(json.dumps([config, self.boundary], sort_keys=True, default=str).encode())
+        digest = hashlib.blake2b(
+            json.dumps([config, self.boundary], sort_keys=True, default=str, allow_nan=False).encode()
+        )
         with ThreadPoolExecutor() as pool:  # gigabytes for a large model, and hashing releases the GIL
             for found in pool.map(_weights_hash, (base.get_input_embeddings(), *self.layers[: self.boundary])):
                 digest.update(found)

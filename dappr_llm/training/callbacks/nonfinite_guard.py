@@ -1,4 +1,4 @@
-"""Losses and gradients that are NaN or infinite: stop and name the rows, or skip the step."""
+"""Losses, gradients and weights that are NaN or infinite: stop and name the rows, or skip the step."""
 
 from __future__ import annotations
 
@@ -27,6 +27,12 @@ _REMEDY = (
     "leave out such steps"
 )
 
+_MOST_IN_A_ROW = 50  # a gradient scaler that starts high needs about 16 steps to settle
+_DIVERGED = (
+    "The model has diverged, and the run is not finished: lower train.learning_rate, then train again with "
+    "--overwrite, or go on from an earlier checkpoint with --resume FOLDER"
+)
+
 
 class NonFiniteGuard(TrainerCallback):
     """
@@ -42,6 +48,8 @@ class NonFiniteGuard(TrainerCallback):
     def __init__(self, trainer: DAPPrTrainer):
         self.trainer = trainer
         self._seen: list[tuple[dict[str, Tensor], Tensor | None]] = []
+        self._steps = self._skipped = self._in_a_row = 0
+        self._skips = ""  # why this step is skipped
 
     def see(self, terms: Mapping[str, Tensor], rows: Tensor | None) -> None:
         """
@@ -57,6 +65,7 @@ class NonFiniteGuard(TrainerCallback):
 
     def on_train_begin(self, args: DAPPrConfig, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._seen = []
+        self._steps = self._skipped = self._in_a_row = 0
         if args.on_nonfinite == "skip" and self.trainer.is_deepspeed_enabled:
             raise UserError("on_nonfinite: skip does not work with DeepSpeed, which steps by itself; use stop")
 
@@ -66,14 +75,41 @@ class NonFiniteGuard(TrainerCallback):
         # A gradient scaler meets infinite gradients regularly, and handles them itself.
         scaled = getattr(self.trainer.accelerator, "scaler", None) is not None
         bad = self._bad_losses() or not (scaled or _finite_gradients(self.trainer.model))
+        self._skips = ""
         if self.trainer.any_rank(bad):
             report = self._report(args.world_size, state.global_step + 1)
             if args.on_nonfinite == "stop":
                 raise UserError(f"{report}. {_REMEDY}")
+            self._skips = report
             self.trainer.model.zero_grad(set_to_none=True)  # the optimizer skips parameters without a gradient
             if state.is_world_process_zero:
                 logger.warning(f"{report}; this step changes no weight")
         self._seen = []
+
+    def on_optimizer_step(
+        self, args: DAPPrConfig, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Count skipped steps, ours and those of a gradient scaler: skipping helps against a bad row, not for long."""
+        self._steps += 1
+        if not self._skips and not self.trainer.accelerator.optimizer_step_was_skipped:
+            self._in_a_row = 0
+            return
+        self._skipped += 1
+        self._in_a_row += 1
+        why = self._skips or f"Step {state.global_step + 1}: the gradient is not finite"
+        if self._skips:
+            self._refuse_weights(f"{why}, and weights are not finite either")
+        if self._in_a_row >= _MOST_IN_A_ROW:
+            raise UserError(f"{why}; {self._in_a_row} steps in a row changed no weight. {_DIVERGED}")
+
+    def on_train_end(self, args: DAPPrConfig, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._refuse_weights("Training ended with weights that are not finite")
+        if self._steps and self._skipped == self._steps and not self.trainer.interrupt.stopped:
+            raise UserError(f"All {self._steps} steps were skipped, so nothing was trained. {_DIVERGED}")
+
+    def _refuse_weights(self, text: str) -> None:
+        if self.trainer.any_rank(not _finite_weights(self.trainer.model)):
+            raise UserError(f"{text}. {_DIVERGED}")
 
     def _bad_losses(self) -> bool:
         """Whether a loss since the last step is not finite: the only wait for the device in a step."""
@@ -104,6 +140,11 @@ class NonFiniteGuard(TrainerCallback):
             return f"Step {step}: the gradient is not finite although every row's loss is"
         more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         return f"Step {step}: the loss is not finite for rows {', '.join(found[:_SHOWN])}{more}"
+
+
+def _finite_weights(model: nn.Module) -> bool:
+    parts = [p.to_local() if hasattr(p, "to_local") else p for p in model.parameters() if p.requires_grad]
+    return all(bool(torch.isfinite(part.detach()).all()) for part in parts)
 
 
 def _finite_gradients(model: nn.Module) -> bool:
