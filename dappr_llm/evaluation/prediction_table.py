@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ..core.archives import id_array, load_npz
 from ..core.errors import UserError
-from ..core.files import PathLike, atomic_write
+from ..core.files import PathLike, atomic_write, parse_json
 
+_META_LIMIT = 2**22  # characters of the meta data
 _REQUIRED = ("ids", "labels", "num_options", "probs", "aleatoric", "epistemic", "meta")
 _ARRAYS = (*_REQUIRED, "alpha", "members")
 # Meta data in which all members of an ensemble must agree.
@@ -78,14 +80,17 @@ class PredictionTable:
     allow_nan: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.ids = np.asarray(self.ids, dtype=str)
+        self.ids = id_array(self.ids)
         for name in ("labels", "num_options", "probs", "aleatoric", "epistemic", "alpha", "members"):
             if getattr(self, name) is not None:
                 setattr(self, name, _as_numbers(name, getattr(self, name)))
         if not isinstance(self.meta, dict):
             raise UserError(f"meta must be a JSON object, not {type(self.meta).__name__}.")
         # A JSON round trip, so that a table in memory equals the same table loaded from disk.
-        self.meta = json.loads(json.dumps(self.meta, allow_nan=False))
+        try:
+            self.meta = json.loads(json.dumps(self.meta, allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UserError(f"meta must be plain JSON: {error}.") from None
         self.validate()
 
     @classmethod
@@ -119,7 +124,7 @@ class PredictionTable:
             raise UserError("A prediction table needs probs, alpha or members.")
         probs, rows = np.asarray(probs), len(ids)
         table = cls(
-            ids=np.asarray(ids, dtype=str),
+            ids=id_array(ids),
             labels=np.full(rows, -1) if labels is None else np.asarray(labels),
             num_options=np.full(rows, probs.shape[-1]) if num_options is None else np.asarray(num_options),
             probs=probs,
@@ -272,12 +277,13 @@ class PredictionTable:
             # Checked first: numpy would treat any other file as a pickle and suggest to load it unsafely.
             if not zipfile.is_zipfile(path):
                 raise UserError("it is not a complete .npz archive")
-            with open(path, "rb") as handle, np.load(handle, allow_pickle=False) as archive:
-                arrays: dict[str, Any] = {name: archive[name] for name in archive.files if name in _ARRAYS}
+            arrays: dict[str, Any] = load_npz(path, _ARRAYS)
             missing = [name for name in _REQUIRED if name not in arrays]
             if missing:
                 raise UserError(f"it holds no array named {', '.join(missing)}")
-            arrays["meta"] = json.loads(str(arrays["meta"]))
+            if arrays["meta"].nbytes > 4 * _META_LIMIT:  # UTF-32
+                raise UserError(f"its meta data have more than {_META_LIMIT:,} characters")
+            arrays["meta"] = parse_json(str(arrays["meta"]), allow_nan=True)
             return cls(**arrays, allow_nan=allow_nan)
         # A damaged archive can raise different exceptions from zipfile, zlib, numpy's header parser and json.
         except Exception as error:

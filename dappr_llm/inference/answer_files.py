@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 from ..core import checkpoint
 from ..core.csv_files import write_csv
 from ..core.errors import UserError
-from ..core.files import atomic_write, write_text
+from ..core.files import atomic_write, parse_json, read_json, write_text
 from ..core.names import safe_name
 
 if TYPE_CHECKING:
@@ -197,9 +197,9 @@ def predict_shards(
 
 def _read_book(path: Path) -> dict[str, str]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
         return found if isinstance(found, dict) else {}
-    except ValueError:
+    except UserError:
         raise UserError(f"{path} is damaged; remove it, or pass --overwrite") from None
 
 
@@ -246,7 +246,7 @@ def _records(journal: Path) -> Iterator[dict[str, Any]]:
         next(lines)
         for number, line in enumerate(lines, start=2):
             try:
-                yield json.loads(line)
+                yield parse_json(line)
             except ValueError:
                 raise UserError(f"{journal}, line {number} is damaged; remove the file and start again") from None
 

@@ -6,7 +6,6 @@ Text and metadata come only from the files of a checkpoint folder; no metric is 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import checkpoint
 from ..core.errors import UserError
-from ..core.files import write_text
+from ..core.files import read_json, write_text
 from ..core.local_names import portable, portable_values
 from ..core.secrets import mask
 from ..decisions import rule as calibration
@@ -50,7 +49,7 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     last = checkpoint.last_checkpoint(folder)
     for place in (folder, Path(last) if last else folder):
         if (place / "trainer_state.json").is_file():
-            return json.loads((place / "trainer_state.json").read_text(encoding="utf-8")).get("log_history", [])
+            return read_json(place / "trainer_state.json", 2**28, allow_nan=True).get("log_history", [])
     return []
 
 

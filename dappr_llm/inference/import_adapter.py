@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 from ..core import checkpoint
 from ..core.errors import UserError
+from ..core.files import read_json
 from .card import save_card
 
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
@@ -76,7 +76,5 @@ def _find(adapter: str, revision: str | None) -> Path:
 
 
 def _base_of(path: Path) -> str | None:
-    try:
-        return json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path")
-    except ValueError as error:
-        raise UserError(f"{path} is damaged: {error}") from None
+    content = read_json(path)
+    return content.get("base_model_name_or_path") if isinstance(content, dict) else None

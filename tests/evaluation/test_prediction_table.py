@@ -324,7 +324,7 @@ def test_foreign_files_are_user_errors(tmp_path):
     refused("no array named probs, meta", probs=None, meta=None)
     refused("labels has shape", labels=arrays["labels"][:-1])
     refused("probs must be real", probs=arrays["probs"].astype(complex))
-    refused("Object arrays cannot be loaded", ids=arrays["ids"].astype(object))
+    refused("holds Python objects", ids=arrays["ids"].astype(object))
     refused("meta must be a JSON object", meta=np.array("[1]"))
     refused("Expecting value", meta=np.array("not json"))
     for content in (pickle.dumps({"ids": ["a"]}), b"", b"plain text"):
@@ -361,3 +361,34 @@ def test_evaluation_imports_without_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_ids_have_a_stated_limit(tmp_path, monkeypatch):
+    ids = [*(f"q{i}" for i in range(4)), "x" * 100_000]
+    for given in (ids, np.array(ids)):
+        with pytest.raises(
+            UserError, match=r"row 4: the id 'xxxxxxxxxxxxxxxxxxxx'… has 100,000 characters; at most 1,000"
+        ):
+            PredictionTable.from_arrays(given, probs=np.full((5, 2), 0.5))
+    with monkeypatch.context() as patch:
+        patch.setattr("dappr_llm.core.names.ID_LIMIT", 10**6)
+        patch.setattr("dappr_llm.core.archives.ID_LIMIT", 10**6)
+        PredictionTable.from_arrays(ids, probs=np.full((5, 2), 0.5)).save(tmp_path / "t.npz")
+    with pytest.raises(UserError, match=r"t.npz is not a readable prediction table: row 4: the id"):
+        PredictionTable.load(tmp_path / "t.npz")
+
+
+@pytest.mark.parametrize("meta", ["[" * 100_000, '{"a":' * 50_000, '{"a": 1, "a": 2}', "x" * 5_000_000, "[]", "NaN"])
+def test_meta_data_that_are_huge_nested_or_no_object(tmp_path, meta):
+    arrays = {name: np.zeros(1) for name in ("aleatoric", "epistemic")} | {"probs": np.full((1, 2), 0.5)}
+    arrays |= {"ids": np.array(["a"]), "labels": np.array([0]), "num_options": np.array([2]), "meta": np.array(meta)}
+    np.savez_compressed(tmp_path / "t.npz", **arrays)
+    with pytest.raises(UserError, match="t.npz is not a readable prediction table") as error:
+        PredictionTable.load(tmp_path / "t.npz")
+    assert len(str(error.value)) < 400
+
+
+def test_meta_data_are_plain_json():
+    for value in (float("nan"), {1, 2}, object()):
+        with pytest.raises(UserError, match="meta must be plain JSON"):
+            PredictionTable.from_arrays(["a"], probs=np.full((1, 2), 0.5), meta={"x": value})

@@ -1,6 +1,7 @@
 """A model that gives NaN has no answer: one sentence that names the item, in every path."""
 
 import ast
+import io
 import json
 from pathlib import Path
 
@@ -77,8 +78,7 @@ def test_evaluate_calibrate_audit_and_ask(diverged, trained, tmp_path, capsys, m
         assert main(command) == 2 and SAYS in capsys.readouterr().err
     assert main(["predict", str(diverged), "--task", str(tmp_path), "--out", str(tmp_path / "bulk")]) == 2
     assert SAYS in capsys.readouterr().err
-    answers = iter(["Which one ? | plum | saw"])
-    monkeypatch.setattr("builtins.input", lambda *_: next(answers, None) or (_ for _ in ()).throw(EOFError))
+    monkeypatch.setattr("sys.stdin", io.StringIO("Which one ? | plum | saw\n"))
     main(["ask", str(diverged)])
     printed = capsys.readouterr().out
     assert SAYS in printed and "→" not in printed

@@ -196,3 +196,16 @@ def test_a_4bit_base_answers(calibrated):
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     out = UncertaintyPipeline.from_pretrained(calibrated, load_in_4bit=True)("Which one ?", choices=["plum", "saw"])
     assert sum(out.probs) == pytest.approx(1)
+
+
+def test_an_id_of_100_000_characters_is_one_sentence(pipe, calibrated, tmp_path, capsys):
+    rows = [*questions(3, 5), dict(questions(1, 6)[0], id="x" * 100_000)]
+    with pytest.raises(UserError, match="3: the id 'xxxxxxxxxxxxxxxxxxxx'… has 100,000 characters"):
+        pipe(rows)
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for out in ("answers.jsonl", "table.npz"):
+        command = ["predict", str(calibrated), "--task", str(tmp_path / "mine.jsonl"), "--out", str(tmp_path / out)]
+        assert main(command) == 2
+        assert "mine.jsonl, line 4: the id" in capsys.readouterr().err
+    (tmp_path / "mine.jsonl").write_text("[" * 100_000)
+    assert main(command) == 2 and "line 1: JSON that is nested too deeply" in capsys.readouterr().err

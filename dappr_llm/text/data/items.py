@@ -9,6 +9,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from ...core.errors import UserError, nearest
+from ...core.names import check_id
 
 LETTERS = ascii_uppercase
 ANSWER_TYPES = ("auto", "letter", "index", "text")
@@ -88,7 +89,7 @@ def parse_item(row: Mapping[str, Any], columns: Columns, where: str, default_id:
     item_id = _take(row, "id", columns.id, where, optional=True)
     answer = _take(row, "answer", columns.answer, where, optional=True)
     return MCQItem(
-        id=default_id if item_id in (None, "") else str(item_id),
+        id=default_id if item_id in (None, "") else check_id(item_id, where),
         question=question,
         options=options,
         label=_label(answer, options, labels, columns.answer_type, where),
@@ -146,9 +147,10 @@ def _options(row: Mapping[str, Any], columns: Columns, where: str) -> tuple[tupl
 def _json_list(text: str, where: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
+        reason = getattr(error, "msg", "nested too deeply, or a number too long")
         raise UserError(
-            f"{where}: the choices column holds text that is not a JSON list ({error.msg}); "
+            f"{where}: the choices column holds text that is not a JSON list ({reason}); "
             'write ["a", "b"], or name one column per option: choices: [col_a, col_b]'
         ) from None
 

@@ -69,6 +69,8 @@ def _read_jsonl(path: Path, lines: TextIO) -> Iterator[Row]:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise UserError(f"{place}: not valid JSON ({error.msg}, column {error.colno})") from None
+        except (ValueError, RecursionError):
+            raise UserError(f"{place}: JSON that is nested too deeply, or a number too long") from None
         yield place, _as_row(row, place)
 
 
@@ -77,6 +79,8 @@ def _read_json(path: Path, lines: TextIO) -> Iterator[Row]:
         rows = json.load(lines)
     except json.JSONDecodeError as error:
         raise UserError(f"{path}, line {error.lineno}: not valid JSON ({error.msg})") from None
+    except RecursionError:
+        raise UserError(f"{path}: JSON that is nested too deeply") from None
     if not isinstance(rows, list):
         raise UserError(f"{path}: expected a JSON list of rows (or name the file .jsonl, one object per line)")
     for number, row in enumerate(rows, start=1):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import logging
-import zipfile
+import math
 import zlib
 from collections.abc import Sized
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...core.archives import load_npy, load_npz
 from ...core.errors import UserError
 from .images import ArrayImages
 from .splits import Split, aliases
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 _IDX_IMAGES, _IDX_LABELS = 2051, 2049
 _CIFAR_PIXELS = 3 * 32 * 32
+_MOST_UNPACKED = 2**32  # bytes of a gzip file
 
 
 def read_idx(folder: Path, split: str, task: ImageTask) -> Split | None:
@@ -48,7 +50,7 @@ def idx_array(path: Path, magic: int) -> np.ndarray:
         raise UserError(f"{path}: not an IDX file of {'images' if magic == _IDX_IMAGES else 'labels'}")
     sides = magic & 0xFF
     shape = [int.from_bytes(raw[4 + 4 * i : 8 + 4 * i], "big") for i in range(sides)]
-    start, size = 4 + 4 * sides, int(np.prod(shape))
+    start, size = 4 + 4 * sides, math.prod(shape)
     if len(raw) != start + size:
         raise UserError(
             f"{path}: {len(raw) - start} bytes of data where the header announces {size}; download it again"
@@ -171,7 +173,12 @@ def _bytes(path: Path) -> bytes:
         if path.suffix != ".gz":
             return path.read_bytes()
         with gzip.open(path) as file:
-            return file.read()
+            data = file.read(_MOST_UNPACKED + 1)
+        if len(data) > _MOST_UNPACKED:
+            raise UserError(
+                f"{path}: unpacks to more than {_MOST_UNPACKED:,} bytes; unpack it yourself if that is right"
+            )
+        return data
     except (gzip.BadGzipFile, EOFError, zlib.error):
         raise UserError(f"{path}: the gzip file is damaged or cut short") from None
     except OSError as error:
@@ -180,13 +187,8 @@ def _bytes(path: Path) -> bytes:
 
 def _numpy(path: Path) -> Any:
     try:
-        if path.suffix == ".npy":
-            return np.load(path, mmap_mode="r", allow_pickle=False)
-        with np.load(path, allow_pickle=False) as archive:
-            return {key: archive[key] for key in archive.files}
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        return load_npy(path) if path.suffix == ".npy" else load_npz(path)
+    except ValueError as error:
         raise UserError(f"{path}: not a readable NumPy file of plain arrays ({str(error).splitlines()[0]})") from None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Iterable
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...core.errors import UserError
+from ...core.files import read_json
 from .images import FileImages
 from .splits import Split, aliases
 
@@ -142,10 +142,7 @@ def read_json_lists(folder: Path, split: str, task: ImageTask) -> Split | None:
 
 
 def _json_list(path: Path) -> dict[str, int | str]:
-    try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid JSON ({error})") from None
+    entries = read_json(path, 2**30)  # one entry per image
     if not isinstance(entries, dict) or not entries:
         raise UserError(f"{path}: expected a JSON object {{file: label}}")
     return entries
