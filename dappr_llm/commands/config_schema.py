@@ -35,5 +35,5 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.file not in DOCUMENTS:
         raise UserError(f"config-schema: no schema of {args.file!r}; {nearest(args.file, DOCUMENTS)}")
-    show(json.dumps(document(args.file), indent=2))
+    show(json.dumps(document(args.file), indent=2, allow_nan=False))
     return 0

@@ -75,7 +75,7 @@ def load_sidecar(checkpoint: str | Path, revision: str | None = None) -> tuple[s
     try:
         config = read_json(path)
         version = config["format_version"]
-    except (KeyError, TypeError) as error:
+    except (UserError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged: {error}") from None
     if version > FORMAT_VERSION:
         raise UserError(f"{path} was written by a newer dappr_llm (format {version}); please upgrade")

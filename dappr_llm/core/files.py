@@ -85,7 +85,7 @@ def read_json(path: PathLike, limit: int = JSON_LIMIT, *, allow_nan: bool = Fals
     try:
         return parse_json(read_bytes(path, limit), allow_nan=allow_nan)
     except ValueError as error:  # also of UTF-8
-        raise UserError(f"{path} is damaged, or no JSON file: {error}.") from None
+        raise UserError(f"{path} is not a valid JSON file: {error}.") from None
 
 
 def parse_json(data: str | bytes, *, allow_nan: bool = False) -> Any:
@@ -211,9 +211,9 @@ def _lock(path: Path) -> BaseFileLock:
             raise UserError(
                 f"{path.parent} is being written by another process; wait for it, or choose another"
             ) from None
-        except FileNotFoundError:
-            continue  # the folder was removed between the two lines, by a process that had made it
         except OSError as error:
+            if isinstance(error, FileNotFoundError | FileExistsError) and not path.parent.is_file():
+                continue  # the folder was removed meanwhile, by a process that had made it
             if error.errno in _NO_LOCKS and kind is filelock.FileLock:
                 # A marker under another name: the file just made would look like somebody else's.
                 kind, path = filelock.SoftFileLock, path.with_name(f"{LOCK}-soft")
