@@ -276,7 +276,7 @@ def _write_csv(records: Iterator[dict[str, Any]], handle: IO[bytes]) -> None:
 
 def _csv_value(value: Any) -> Any:
     """Lists as JSON, so that readers can parse them."""
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
+    return json.dumps(value, ensure_ascii=False, allow_nan=False) if isinstance(value, list) else value
 
 
 def _write_parquet(records: Iterator[dict[str, Any]], handle: IO[bytes]) -> None:

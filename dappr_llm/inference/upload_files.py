@@ -127,7 +127,7 @@ def _searchable(name: str, content: bytes | str) -> str:
     """The text in a file to upload; of weights their header, of tables ids and meta data."""
     if name.endswith(".npz"):
         table = _load_table(content)
-        return "\n".join([json.dumps(table.meta, ensure_ascii=False), *table.ids])
+        return "\n".join([json.dumps(table.meta, ensure_ascii=False, allow_nan=False), *table.ids])
     if name.endswith(".safetensors") and isinstance(content, str):
         return _header(Path(content)).decode("utf-8", errors="replace")
     found = Path(content).read_bytes() if isinstance(content, str) else content
@@ -136,7 +136,7 @@ def _searchable(name: str, content: bytes | str) -> str:
 
 def _line_of(text: str, place: str) -> int | None:
     """The line with a path, as it is or as JSON writes it; no other folder whose name begins alike."""
-    for form in {place, json.dumps(place)[1:-1]}:
+    for form in {place, json.dumps(place, allow_nan=False)[1:-1]}:
         found = re.search(re.escape(form) + r"(?![\w-])", text) if form in text else None
         if found:
             return text.count("\n", 0, found.start()) + 1
@@ -174,7 +174,7 @@ def _check_weights(path: Path) -> None:
 
 
 def _json_bytes(content: Any) -> bytes:
-    return json.dumps(content, indent=2, ensure_ascii=False).encode()
+    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False).encode()
 
 
 def _public_settings(path: Path, replaced: Mapping[str, str | None] | None = None) -> bytes | str:

@@ -39,7 +39,10 @@ def write_checkpoint(trainer: DAPPrTrainer, folder: Path, state_dict: Mapping[st
     extra = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
     model.save_pretrained(folder, state_dict=state_dict, **extra)
     trainer.backend.save_processor(folder)
-    write_text(folder / "training_args.json", json.dumps(mask(json.loads(trainer.args.to_json_string())), indent=2))
+    write_text(
+        folder / "training_args.json",
+        json.dumps(mask(json.loads(trainer.args.to_json_string())), indent=2, allow_nan=False),
+    )
     method = {"name": trainer.method_name, "options": trainer.method.options()}
     config = {"method": method, **trainer.backend.config()}
     checkpoint.save_sidecar(folder, config)

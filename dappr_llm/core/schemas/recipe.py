@@ -9,8 +9,8 @@ import yaml
 from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
-from ..secrets import mask
 from ..names import safe_path
+from ..secrets import mask
 from .types import STRICT, Count, Dropout, Inside, Name, Names, Options, Positive, Section, Share, Text
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]

@@ -11,8 +11,8 @@ from typing import Any
 from ...core import checkpoint
 from ...core.errors import UserError
 from ...core.files import is_main_process, say
-from ...core.secrets import mask
 from ...core.names import table_name
+from ...core.secrets import mask
 from ..bootstrap import RESAMPLES, bootstrap
 from ..evaluators import evaluate_tables
 from ..item_texts import save_item_texts
