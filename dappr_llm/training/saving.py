@@ -11,6 +11,7 @@ from ..core import checkpoint
 from ..core.backend import is_stream
 from ..core.files import write_text
 from ..core.secrets import mask
+from ..evaluation.results import to_json
 from ..inference.card import save_card
 
 if TYPE_CHECKING:
@@ -39,10 +40,8 @@ def write_checkpoint(trainer: DAPPrTrainer, folder: Path, state_dict: Mapping[st
     extra = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
     model.save_pretrained(folder, state_dict=state_dict, **extra)
     trainer.backend.save_processor(folder)
-    write_text(
-        folder / "training_args.json",
-        json.dumps(mask(json.loads(trainer.args.to_json_string())), indent=2, allow_nan=False),
-    )
+    arguments = to_json(mask(json.loads(trainer.args.to_json_string())))  # an infinite max_grad_norm is no JSON
+    write_text(folder / "training_args.json", json.dumps(arguments, indent=2, allow_nan=False))
     method = {"name": trainer.method_name, "options": trainer.method.options()}
     config = {"method": method, **trainer.backend.config()}
     checkpoint.save_sidecar(folder, config)

@@ -291,7 +291,7 @@ def test_a_gradient_that_is_not_finite_stops_too(tmp_path, tokenizer, lora):
 
 
 def test_bad_choice_of_on_nonfinite(tmp_path, tokenizer, lora):
-    with pytest.raises(UserError, match="'stop' or 'skip'"):
+    with pytest.raises(UserError, match="one of stop, skip"):
         build(tmp_path, tokenizer, lora, on_nonfinite="ignore")
 
 
