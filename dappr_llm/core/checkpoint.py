@@ -19,8 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from .errors import UserError
-from .files import read_json, write_text
+from .files import write_text
 from .names import inside
+from .schemas.files import load
+from .schemas.manifest import ManifestFile
+from .schemas.sidecar import TrainedRows, load_sidecar_file
 
 logger = logging.getLogger(__name__)
 
@@ -72,17 +75,7 @@ def load_sidecar(checkpoint: str | Path, revision: str | None = None) -> tuple[s
         runs = [p.parent.name for p in sorted(folder.glob(f"*/{SIDECAR}"))]
         hint = f"; did you mean {folder / runs[-1]}?" if runs else "; give the folder that `dappr train` wrote"
         raise UserError(f"{folder} is not a checkpoint (it holds no {SIDECAR}){hint}")
-    try:
-        config = read_json(path)
-        version = config["format_version"]
-    except (UserError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged: {error}") from None
-    if version > FORMAT_VERSION:
-        raise UserError(f"{path} was written by a newer dappr_llm (format {version}); please upgrade")
-    missing = {"modality", "method", "num_choices"} - set(config)
-    if missing:
-        raise UserError(f"{path} lacks {', '.join(sorted(missing))}")
-    return str(folder), config
+    return str(folder), load_sidecar_file(path)
 
 
 def check_folders(names: Iterable[str]) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -187,16 +180,13 @@ def file_problem(folder: str | Path, required: bool = False, hashes: bool = True
     if not path.is_file():
         return f"{path} is missing" if required else None
     try:
-        content = read_json(path)
-        checksum = content.pop("checksum")
-        files = content["files"].items()
-        whole = checksum == manifest_checksum(content)
-    except (UserError, KeyError, TypeError, AttributeError):
-        whole = False
-    if not whole:
-        return f"{path} is damaged"
-    for name, facts in files:
-        found = _problem_of(folder, name, facts if isinstance(facts, dict) else {}, hashes)
+        content = load(ManifestFile, path, "", MANIFEST_VERSION)
+    except UserError as error:
+        return str(error)
+    if content.pop("checksum") != manifest_checksum(content):
+        return f"{path} is damaged (its checksum differs)"
+    for name, facts in content["files"].items():
+        found = _problem_of(folder, name, facts, hashes)
         if found:
             return found
     return None
@@ -207,9 +197,9 @@ def _problem_of(folder: Path, name: str, facts: dict[str, Any], hashes: bool) ->
     try:
         path = inside(folder, name)
         size = path.stat().st_size
-        if size != facts.get("size"):
-            return f"{path} is damaged ({size} bytes, {facts.get('size')} were saved)"
-        if hashes and sha256(path) != facts.get("sha256"):
+        if size != facts["size"]:
+            return f"{path} is damaged ({size} bytes, {facts['size']} were saved)"
+        if hashes and sha256(path) != facts["sha256"]:
             return f"{path} is damaged (its content is not what was saved)"
     except ValueError as error:
         return f"{folder / MANIFEST} lists what is no file of the folder: {error}"
@@ -242,10 +232,8 @@ def load_fingerprints(folder: str | Path) -> frozenset[str]:
     path = Path(folder) / TRAINED_ROWS
     if not path.is_file():
         return frozenset()
-    try:
-        return frozenset(read_json(path, _MOST_FINGERPRINTS)["sha256_64"])
-    except (UserError, KeyError, TypeError):
-        raise UserError(f"{path} is damaged; fetch or train the checkpoint again") from None
+    cure = "fetch or train the checkpoint again"
+    return frozenset(load(TrainedRows, path, cure, limit=_MOST_FINGERPRINTS)["sha256_64"])
 
 
 def checkpoints(output_dir: str | Path) -> list[Path]:

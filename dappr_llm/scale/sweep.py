@@ -13,11 +13,14 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..core import checkpoint
 from ..core.errors import UserError, nearest
 from ..core.names import safe_name, safe_path
-from ..core.recipe import Recipe, check_keys, default_name, find_recipe, load_recipe, read_yaml
+from ..core.recipe import Recipe, default_name, find_recipe, load_recipe, read_yaml
+from ..core.schemas import check
+from ..core.schemas.results import SweepTable
 from ..core.terminal import show
 from ..evaluation.comparison import Row, compare, save_comparison
 from ..evaluation.prediction_table import PredictionTable
@@ -27,7 +30,6 @@ from .combine import combine_runs
 from .local_pool import Job, run_jobs, visible_devices
 
 MEMBER_STRIDE = 1000  # member i of an ensemble is trained with seed + 1000 i
-_TABLE_KEYS = {"name", "description", "seeds", "set", "rows", "output_dir"}
 
 
 @dataclass(frozen=True)
@@ -92,45 +94,37 @@ def load_table(
     where = str(path)
     if "rows" not in values:
         raise UserError(f"{where} is no table file: it has no `rows` (a single recipe is run by `dappr train`)")
-    check_keys(values, _TABLE_KEYS, where, "")
+    check(SweepTable, values, where)
     name = values.get("name") or default_name(path)
     shared = [*_settings(values.get("set", {}), where), *overrides]
-    rows = [_row(entry, number, path, shared) for number, entry in enumerate(values["rows"] or (), start=1)]
-    if not rows:
-        raise UserError(f"{where}: `rows` is empty")
+    rows = [_row(entry, number, path, shared) for number, entry in enumerate(values["rows"], start=1)]
     _check_rows(rows, where)
     found = seeds or values.get("seeds") or [0]
-    if not all(isinstance(seed, int) and 0 <= seed < MEMBER_STRIDE for seed in found) or len({*found}) < len(found):
-        raise UserError(f"{where}: seeds must be different whole numbers below {MEMBER_STRIDE}, found {found}")
+    if len({*found}) < len(found):
+        raise UserError(f"{where}: seeds must be different, found {found}")
     folder = Path(output_dir or values.get("output_dir") or "runs" / safe_path(name))
     table = Table(name, folder, list(found), _keep(rows, only, where), values.get("description", ""))
     _plan(table)
     return table
 
 
-def _settings(values: object, where: str) -> list[str]:
+def _settings(values: Mapping[str, Any] | None, where: str) -> list[str]:
     """A mapping `set:` as recipe overrides `section.key=value`."""
-    if not isinstance(values, Mapping):
-        raise UserError(f"{where}: `set` is a mapping of section.key to value, found {values!r}")
+    values = values or {}
     try:
         return [f"{key}={json.dumps(value, allow_nan=False)}" for key, value in values.items()]  # JSON is YAML
     except (TypeError, ValueError) as error:  # dates, NaN
         raise UserError(f"{where}: `set` holds a value that a recipe cannot: {error}") from None
 
 
-def _row(entry: object, number: int, path: Path, shared: list[str]) -> TableRow:
+def _row(entry: str | dict[str, Any], number: int, path: Path, shared: list[str]) -> TableRow:
     """One entry of `rows:`, checked; `shared` are the overrides of all rows."""
     where = f"{path}, row {number}"
     entry = {"recipe": entry} if isinstance(entry, str) else entry
-    if not isinstance(entry, Mapping) or "recipe" not in entry:
-        raise UserError(f"{where}: a row is a mapping with at least a recipe, found {entry!r}")
-    check_keys(entry, {"recipe", "name", "label", "set", "members", "weights_of"}, where, "")
     beside = path.parent / f"{str(entry['recipe']).removesuffix('.yaml')}.yaml"
     recipe = beside if beside.is_file() else find_recipe(entry["recipe"])
     name = str(entry.get("name") or recipe.stem)
     members = entry.get("members", 1)
-    if not isinstance(members, int) or members < 1:
-        raise UserError(f"{where}: members must be a whole number from 1 up, found {members!r}")
     if members > 1 and entry.get("weights_of"):
         raise UserError(f"{where}: a row is either an ensemble (members) or reads another row's weights (weights_of)")
     overrides = (*shared, *_settings(entry.get("set", {}), where))

@@ -220,7 +220,9 @@ def test_mistakes_in_prediction_and_evaluation(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "run").mkdir()
-    sidecar = {"format_version": 1, "modality": "text", "method": {"name": "ce", "options": {}}, "num_choices": 4}
+    sidecar = {"format_version": 1, "modality": "text", "method": {"name": "ce", "options": {}}, "num_choices": 2}
+    sidecar |= {"letters": ["A", "B"], "letter_token_ids": [1, 2], "max_length": 9, "evidence_offset": 0.0}
+    sidecar["prompt"] = {"instruction": "", "template": "{question}{choices}", "choice": "{letter}{text}"}
     (tmp_path / "run" / "uncertainty_config.json").write_text(json.dumps(sidecar))
     (tmp_path / "t.npz").write_bytes(b"not a table")
     cases = [
@@ -285,7 +287,7 @@ def test_a_damaged_checkpoint_is_refused(recipe, tmp_path, capsys):
     assert "adapter_model.safetensors is damaged" in capsys.readouterr().err
     (tmp_path / "run" / "uncertainty_config.json").write_text("{")
     assert main(command) == 2
-    assert "uncertainty_config.json is damaged" in capsys.readouterr().err
+    assert "uncertainty_config.json is not a valid JSON file" in capsys.readouterr().err
     assert not (tmp_path / "x.npz").exists()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import pytest
 
@@ -85,8 +86,8 @@ def test_a_manifest_names_regular_files_of_its_folder_only(tmp_path, monkeypatch
     (folder / "device").symlink_to("/dev/zero")
     monkeypatch.setattr(checkpoint, "sha256", lambda path: pytest.fail(f"{path} was opened"))
     for size in (0, 1, 4096):
-        problem = lists(folder, **{name: {"size": size, "sha256": "0"}})
-        assert "manifest.json lists what is no file of the folder" in problem
+        problem = lists(folder, **{name: {"size": size, "sha256": "0" * 64}})
+        assert re.search("lists what is no file of the folder|stay in the folder|control char|min_length|is .*allowed: ", problem)
 
 
 @pytest.mark.parametrize("facts", [None, 5, [], {}, {"size": "1"}, {"size": 1}])
@@ -95,4 +96,4 @@ def test_a_manifest_with_nonsense_is_a_problem_and_no_traceback(tmp_path, facts)
     assert "is damaged" in lists(tmp_path, a=facts)
     for content in ("[]", "{}", "5", '{"files": [], "checksum": 1}', "[" * 100_000):
         (tmp_path / checkpoint.MANIFEST).write_text(content)
-        assert "manifest.json is damaged" in file_problem(tmp_path)
+        assert re.search("manifest.json is (damaged|not a valid JSON file)", file_problem(tmp_path))

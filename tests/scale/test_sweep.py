@@ -136,18 +136,18 @@ def test_interrupted_sweeps_lose_and_repeat_nothing(table_file, tmp_path, number
 @pytest.mark.parametrize(
     "values, message",
     [
-        ({"rows": []}, "`rows` is empty"),
+        ({"rows": []}, "rows is .*; allowed: a list, not empty"),
         ({"rows": ["ce", "ce"]}, "two rows are called 'ce'"),
         ({"rows": ["cee"]}, "no such recipe file"),
-        ({"rows": [{"name": "x"}]}, "row 1: a row is a mapping with at least a recipe"),
+        ({"rows": [{"name": "x"}]}, "rows.0.recipe is missing"),
         ({"rows": ["ce", {"recipe": "mc", "weights_of": "dappr"}]}, "wants the weights of 'dappr'"),
-        ({"rows": [{"recipe": "ce", "members": 0}]}, "members must be"),
+        ({"rows": [{"recipe": "ce", "members": 0}]}, "rows.0.members is 0; allowed: a whole number of at least 1"),
         ({"rows": [{"recipe": "ce", "member": 2}]}, "'members'"),
         ({"rows": [{"recipe": "ce", "set": {"tarin.seed": 1}}]}, "'train'"),
         ({"seeds": [0, 0]}, "seeds must be different"),
         ({"seeds": [5000]}, "below 1000"),
         ({"sedes": [0]}, "'seeds'"),
-        ({"set": 3}, "`set` is a mapping"),
+        ({"set": 3}, "set is 3; allowed: a mapping"),
     ],
 )
 def test_mistakes_show_before_anything_runs(table_file, tmp_path, values, message):

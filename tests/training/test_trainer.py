@@ -254,7 +254,7 @@ def test_learns(tmp_path, tokenizer, lora):
 
 @pytest.mark.parametrize("value", ["some", "1,5"])
 def test_bad_offset(tmp_path, value):
-    with pytest.raises(UserError, match="evidence_offset must be a number or 'auto'"):
+    with pytest.raises(UserError, match="evidence_offset is '.*allowed: a number or auto"):
         config(tmp_path, evidence_offset=value)
 
 

@@ -5,11 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import UserError
-from ..files import PathLike, read_json
+from ..files import JSON_LIMIT, PathLike, read_json
 from .check import check, shown
 
 
-def load(schema: Any, path: PathLike, cure: str, newest: int = 1, version: str = "format_version") -> dict[str, Any]:
+def load(
+    schema: Any,
+    path: PathLike,
+    cure: str,
+    newest: int = 1,
+    version: str = "format_version",
+    limit: int = JSON_LIMIT,
+) -> dict[str, Any]:
     """
     What a JSON file says, checked.
 
@@ -24,14 +31,16 @@ def load(schema: Any, path: PathLike, cure: str, newest: int = 1, version: str =
             The newest version that can be read.
         version (`str`, *optional*, defaults to `"format_version"`):
             The key that holds the version.
+        limit (`int`, *optional*, defaults to 16 MiB):
+            How many bytes the file may hold.
 
     Returns:
         `dict`: The content as it stands in the file, keys of later versions included.
     """
     try:
-        content = read_json(path)
+        content = read_json(path, limit)
     except UserError as error:
-        raise UserError(f"{str(error).rstrip('.')}; {cure}") from None
+        raise UserError(str(error).rstrip(".") + (f"; {cure}" if cure else "")) from None
     check_version(content, path, newest, version)
     check(schema, content, f"{path} is damaged", cure=cure)
     return content

@@ -7,11 +7,10 @@ from typing import Annotated, Literal
 from pydantic import Field, with_config
 from typing_extensions import Required, TypedDict
 
+from .manifest import FileName
 from .types import STRICT, File, Name, Options, Text
 
-# Figures may be written beside the run that holds their tables, so a path may lead out of the folder; only tables are
-# read there.
-TablePath = Annotated[str, Field(pattern=r"^[^/\\\x00][^\x00]*\.npz$", max_length=4096)]
+SweepSeed = Annotated[int, Field(ge=0, lt=1000)]  # member i of an ensemble is trained with seed + 1000 i
 Key = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
@@ -20,7 +19,7 @@ class ResultsMeta(File):
 
     id: Name | None = None
     ood: list[Name] | None = None
-    tables: dict[Name, TablePath] | None = None
+    tables: dict[Name, FileName] | None = None
     method: Name | list[Name] | None = None
     command: Text | None = None
 
@@ -54,7 +53,7 @@ class SweepTable(TypedDict, total=False):
 
     name: Name | None
     description: Text
-    seeds: Annotated[list[Annotated[int, Field(ge=0, lt=1000)]], Field(max_length=1000)] | None
+    seeds: Annotated[list[SweepSeed], Field(min_length=1, max_length=1000)] | None
     set: Options | None
     rows: Required[
         Annotated[list[Annotated[str, Field(min_length=1, max_length=4096)] | SweepRow], Field(min_length=1)]

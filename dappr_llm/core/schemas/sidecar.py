@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from ..files import PathLike
 from .check import check
+from .files import load
 from .method_options import METHOD_OPTIONS
 from .types import File, Name, Number, Options, Text
 
@@ -90,3 +92,12 @@ class TrainedRows(File):
 
 
 SIDECARS: dict[Any, type[SidecarFile]] = {"text": TextSidecar, "vision": ImageSidecar}
+
+
+def load_sidecar_file(path: PathLike) -> dict[str, Any]:
+    """The content of an `uncertainty_config.json`, checked by the schema of its modality."""
+    cure = "fetch or train the checkpoint again"
+    content = load(SidecarFile, path, cure)
+    # Other modalities are of a later version: loading says so.
+    check(SIDECARS.get(content["modality"], SidecarFile), content, f"{path} is damaged", cure=cure)
+    return content
