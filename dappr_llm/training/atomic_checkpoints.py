@@ -13,7 +13,10 @@ import torch
 from transformers.trainer_callback import ExportableState
 
 from ..core import checkpoint, manifest
-from ..core.errors import UserError
+from ..core.errors import UserError, explained
+from ..core.files import read_json
+from ..core.schemas import check
+from ..core.schemas.trainer_state import TrainerStateFile
 
 if TYPE_CHECKING:
     from transformers import Trainer as _Trainer
@@ -25,6 +28,8 @@ else:
 logger = logging.getLogger(__name__)
 
 _STATE = "trainer_state.json"
+_LARGEST_STATE = 2**30
+_REMEDY = "resume from another checkpoint, or train anew with --overwrite"
 _PUSH_OPTIONS = ("private", "revision", "token", "tables", "license")  # of `hub.push`; Trainer's own are ignored
 
 
@@ -242,15 +247,37 @@ class AtomicCheckpoints(_Trainer):
                 raise UserError(f"{self.args.output_dir} holds no checkpoint to resume from")
             if last is None and checkpoint.checkpoints(self.args.output_dir):
                 logger.warning(f"{self.args.output_dir} holds no whole checkpoint: training starts anew")
-            return last
+            return None if last is None else _check_state(last)
         checkpoint.check_files(str(resume))
         if not Path(str(resume), _STATE).is_file():
             raise UserError(f"{resume} is no checkpoint to resume from: it holds no {_STATE}")
-        return str(resume)
+        return _check_state(str(resume))
+
+    # Trainer reads what may have been damaged with libraries that raise anything: the checkpoint is named instead.
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        with explained(f"{resume_from_checkpoint}: its weights cannot be loaded", _REMEDY):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with explained(f"{checkpoint}: its optimizer.pt or scheduler.pt cannot be loaded", _REMEDY):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with explained(f"{checkpoint}: its rng_state.pth cannot be loaded", _REMEDY):
+            super()._load_rng_state(checkpoint)
 
     def _load_best_model(self) -> None:
         checkpoint.check_files(self.state.best_model_checkpoint)
         super()._load_best_model()
+
+
+def _check_state(folder: str) -> str:
+    """The folder, if its `trainer_state.json` is one; Trainer would take whatever stands there."""
+    path = Path(folder, _STATE)
+    # Trainer writes NaN where a loss was NaN, and its log grows with every step.
+    check(TrainerStateFile, read_json(path, _LARGEST_STATE, allow_nan=True), f"{path} is damaged", cure=_REMEDY)
+    return folder
 
 
 def is_write_error(error: BaseException) -> bool:
