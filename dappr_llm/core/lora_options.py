@@ -1,5 +1,5 @@
 """
-Checks of LoRA options that others wrote: an adapter's `adapter_config.json`, the `lora` of an image classifier's config.
+Checks of LoRA options that others wrote: those of an `adapter_config.json`, or of an image classifier's config.
 
 PEFT trusts them: it would allocate any rank, match any regular expression and import any module that they name.
 """

@@ -1,15 +1,14 @@
 """
-Regular expressions of files that others wrote (`adapter_config.json`, recipes): refused where matching could take for ever.
+Regular expressions of files that others wrote, such as `adapter_config.json`: refused if matching may take for ever.
 
-Python's `re` backtracks, so that a pattern of a dozen characters can take years on a module's name. A pattern is parsed
-here and never run. What is allowed takes milliseconds per name of a module.
+Python's `re` backtracks, so that a pattern of a dozen characters can take years on a module's name. A pattern is
+parsed here and never run. What is allowed takes milliseconds per name of a module.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 from .errors import UserError
@@ -68,7 +67,7 @@ def check_regex(text: object, where: str, key: str) -> None:
         raise UserError(f"{where}: {key} ({str(text)[:80]!r}) {found}")
 
 
-def _cost(tokens: Iterable[tuple[Any, Any]], repeated: bool) -> tuple[int, int]:
+def _cost(tokens: Any, repeated: bool) -> tuple[int, int]:
     """Unbounded repeats on the worst way through a parsed pattern, and the number of ways to match the same text."""
     unbounded, ways = 0, 1
     for code, value in tokens:
@@ -81,7 +80,8 @@ def _one(code: Any, value: Any, repeated: bool) -> tuple[int, int]:
     if code in _REFERENCES:
         raise _Refused("refers back to a group")
     if code in _REPEATS:
-        return _repeat(*value, repeated)
+        least, most, body = value
+        return _repeat(least, most, body, repeated)
     if code is codes.BRANCH:
         if repeated:
             raise _Refused("repeats alternatives")

@@ -12,10 +12,12 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, overload
 
+from ..core.checkpoint import SIDECAR
 from ..core.errors import UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from torch import nn
 
     from ..core.backend import Backend
     from ..core.planned_model import PlannedModel
@@ -154,8 +156,27 @@ def bundled_folder(base: str) -> Path | None:
     return bundled_model.load_path() if base == bundled_model.NAME else None
 
 
+def load_another(model: nn.Module, folder: str, name: str) -> None:
+    """Load one more adapter beside those that a model has, under a name of its own."""
+    from ..text.lm import load_another as of_text
+
+    of_text(model, folder, name)  # type: ignore[arg-type]
+
+
+def base_of(folder: Path, config: Mapping[str, Any], base: str | None = None) -> tuple[str | None, str | None]:
+    """Name and commit of the base model of an adapter's folder; `base`: another one than its sidecar names."""
+    from ..text.adapter_files import base_revision
+
+    return base or config.get("base_model"), base_revision(folder / SIDECAR, config, base)
+
+
 def adapter_backend(
-    adapter: Path, base: str, method: Method, num_choices: int, prompt: dict[str, Any] | None, max_length: int
+    adapter: Path,
+    base: str | None,
+    method: Method,
+    num_choices: int,
+    prompt: dict[str, Any] | None,
+    max_length: int,
 ) -> Backend:
     """The backend of a LoRA adapter trained with other software; arguments as for [`import_adapter.adopt`]."""
     from ..text.build import adapter_backend as of_text

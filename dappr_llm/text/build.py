@@ -13,6 +13,7 @@ from ..core.errors import UserError
 from ..core.recipe import Recipe, check_keys
 from ..methods import Method
 from . import lm
+from .adapter_files import check_adapter, read_config
 from .backend import TextBackend, check_method
 from .data.streams import most_options, stream_task
 from .data.tasks import MCQTask, get_task, load_task, with_naming
@@ -198,11 +199,22 @@ def from_objects(
 
 
 def adapter_backend(
-    adapter: Path, base: str, method: Method, num_choices: int, prompt: Mapping[str, Any] | None, max_length: int
+    adapter: Path,
+    base: str | None,
+    method: Method,
+    num_choices: int,
+    prompt: Mapping[str, Any] | None,
+    max_length: int,
 ) -> TextBackend:
     """A backend for an adapter that was trained elsewhere, loaded once to make sure that it fits its base model."""
-    tokenizer = lm.load_tokenizer(base)
-    model = lm.load_adapter(lm.load_lm(base), str(adapter), base_name=base)
+    check_adapter(adapter, values=False)
+    own = read_config(adapter)
+    revision = own.get("revision") if base in (None, own.get("base_model_name_or_path")) else None
+    base = base or own.get("base_model_name_or_path")
+    if not base:
+        raise UserError(f"{adapter} does not name its base model; pass --base")
     check_keys(prompt or {}, {f.name for f in fields(Prompt)}, "the prompt", "train.prompt.")
     layout = Prompt(**(prompt or {}))
+    tokenizer = lm.load_tokenizer(base, revision=revision)
+    model = lm.load_adapter(lm.load_lm(base, revision=revision), str(adapter), base_name=base)
     return TextBackend(model, tokenizer, method, num_choices, layout, max_length, base_model=base)

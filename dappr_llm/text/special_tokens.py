@@ -1,8 +1,8 @@
 """
-Token ids of prompts in which a user's text is text: a question that says `<|im_start|>` or `</s>` gives no control token.
+Token ids of prompts in which a user's text is text: a question that says `<|im_start|>` gives no control token.
 
-The prompt template's own special tokens stay what they are. A prompt whose question and options contain none has the ids
-that the tokenizer gives it as it is.
+The prompt template's own special tokens stay what they are. A prompt whose question and options contain none has the
+ids that the tokenizer gives it as it is.
 """
 
 from __future__ import annotations
@@ -85,9 +85,7 @@ def _own_ids(tokenizer: PreTrainedTokenizerBase, pieces: Sequence[Piece]) -> lis
     return ids
 
 
-def _encode_plainly(
-    tokenizer: PreTrainedTokenizerBase, pieces: Sequence[Piece], special: dict[str, int]
-) -> list[int]:
+def _encode_plainly(tokenizer: PreTrainedTokenizerBase, pieces: Sequence[Piece], special: dict[str, int]) -> list[int]:
     """Token ids of a prompt, cut at the template's own special tokens; all between them is read as plain text."""
     pattern = re.compile("(" + "|".join(map(re.escape, sorted(special, key=len, reverse=True))) + ")")
     chunks: list[str | int] = [""]

@@ -48,7 +48,9 @@ def test_a_misspelt_field_is_answered_with_the_nearest():
 
 def test_braces_are_doubled_and_values_are_never_templates_themselves():
     prompt = Prompt(instruction="{question}", template="{instruction} {{q}} {question} {choices}\n{{A}}:")
-    assert prompt.render("{choices} {{x}}", ["{letter}", "b"]) == "{question} {q} {choices} {{x}} A) {letter}\nB) b\n{A}:"
+    assert (
+        prompt.render("{choices} {{x}}", ["{letter}", "b"]) == "{question} {q} {choices} {{x}} A) {letter}\nB) b\n{A}:"
+    )
     assert prompt.ending == "{A}:"
 
 
