@@ -369,6 +369,7 @@ class TextBackend(Backend):
             "modality": self.modality,
             "base_model": self.base_model,
             "base_revision": self.base_revision,
+            "data_revisions": dict(self.data_revisions),
             "precision": self.precision,
             "num_choices": self.num_choices,
             "letters": list(LETTERS[: self.num_choices]),

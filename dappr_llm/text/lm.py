@@ -13,12 +13,17 @@ import torch
 
 from ..core import checkpoint
 from ..core.errors import UserError, nearest
+from ..core.hub_revisions import is_commit, model_commit
 from . import bundled_model
 from .adapter_files import WEIGHTS, check_adapter
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftConfig, PeftModel
     from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+
+# Where transformers kept the commit of a model until version 5.22, and which it still leaves out of saved configs.
+_COMMIT = "_commit_hash"
 
 
 def best_dtype() -> torch.dtype:
@@ -88,10 +93,12 @@ def load_tokenizer(name: str, **kwargs: Any) -> PreTrainedTokenizerBase:
 
 
 def _located(name: str, kwargs: dict[str, Any]) -> str:
-    """Folder or Hub id of a model; for a folder, the revision among the arguments is dropped."""
+    """Folder or Hub id of a model; the revision among the arguments becomes a commit, and is dropped for a folder."""
     path = model_path(name)
-    if kwargs.get("revision") is None or Path(path).is_dir():
-        kwargs.pop("revision", None)
+    revision = kwargs.pop("revision", None)
+    revision = None if Path(path).is_dir() else model_commit(path, revision) or revision
+    if revision is not None:
+        kwargs["revision"] = revision
     return path
 
 
@@ -101,8 +108,8 @@ def _at(kwargs: Mapping[str, Any]) -> str:
 
 def resolved_revision(model: Any) -> str | None:
     """The commit on the Hub that a model was loaded from; `None` if it was not, or is not known."""
-    found = getattr(getattr(model, "config", None), "_commit_hash", None)
-    return found if isinstance(found, str) else None
+    found = getattr(getattr(model, "config", None), _COMMIT, None)
+    return found if is_commit(found) else None
 
 
 def precision(model: Any) -> str:
@@ -160,6 +167,7 @@ def load_lm(
             f"config.json and safetensors, or {bundled_model.NAME!r}"
         ) from None
     model.config.use_cache = False
+    setattr(model.config, _COMMIT, kwargs.get("revision"))
     return model
 
 
