@@ -135,6 +135,7 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
     from ..core.files import write_text
     from ..evaluation.reporting.run_results import finish
     from ..training.build import build_args, build_run, build_tests
+    from ..training.saving import check_last
     from ..training.trainer import DAPPrTrainer
     from .predict import save_tables
 
@@ -153,6 +154,8 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
             auxiliary_share=recipe.data.auxiliary_share,
             ood_datasets={each.task: each.rows for each in ood_sets},
         )
+    if resume is not None:
+        check_last(trainer, folder)
     if run.backend.base_revision:
         recipe.model.revision = run.backend.base_revision  # the commit behind a branch, to be loaded again
     if is_main_process():

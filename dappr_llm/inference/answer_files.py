@@ -54,10 +54,10 @@ class Job:
             Task name, file or mapping, as JSON.
         split (`str`):
             The split.
-        weights (`str`, *optional*):
-            Hash of the checkpoint's weights and tokenizer.
         sidecar (`str`, *optional*):
-            Hash of its `uncertainty_config.json`: method, prompt, letters, offset.
+            Hash of the checkpoint's `uncertainty_config.json`: method, prompt, letters, offset.
+        weights (`str`, *optional*):
+            Hash of its weights and tokenizer.
         base (`str`, *optional*):
             The base model that was loaded.
         base_revision (`str`, *optional*):
@@ -80,8 +80,8 @@ class Job:
 
     task: str
     split: str
-    weights: str | None = None
     sidecar: str | None = None
+    weights: str | None = None
     base: str | None = None
     base_revision: str | None = None
     base_weights: str | None = None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import checkpoint
 from ..core.backend import is_stream
+from ..core.errors import UserError
 from ..core.files import write_text
 from ..core.secrets import mask
 from ..evaluation.results import to_json
@@ -64,7 +65,21 @@ def row_fingerprints(trainer: DAPPrTrainer) -> list[str] | None:
     return trainer.fingerprints
 
 
-def restore_settings(trainer: DAPPrTrainer, folder: str) -> None:
+def restore_settings(trainer: DAPPrTrainer, folder: str | Path) -> None:
     """Take over what training had fitted when it was interrupted; a checkpoint of another job is refused."""
-    config = check_resumed(Path(folder), json.loads(json.dumps(sidecar_of(trainer))), row_fingerprints(trainer))
-    trainer.backend.evidence_offset = config["evidence_offset"]
+    trainer.backend.evidence_offset = _same_job(trainer, Path(folder))["evidence_offset"]
+
+
+def _same_job(trainer: DAPPrTrainer, folder: Path) -> dict[str, Any]:
+    return check_resumed(folder, json.loads(json.dumps(sidecar_of(trainer))), row_fingerprints(trainer))
+
+
+def check_last(trainer: DAPPrTrainer, folder: Path) -> None:
+    """Refuse to go on in a folder whose last checkpoint is another job's, before anything is written there."""
+    for last in checkpoint.checkpoints(folder):
+        try:
+            checkpoint.load_sidecar(last)
+        except UserError:  # a damaged checkpoint, which resuming passes over
+            continue
+        _same_job(trainer, last)
+        return
