@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError
-from ..core.lora_options import MOST_RANK, check_lora_options, largest_rank
+from ..core.lora_options import check_lora_options, largest_rank
+from ..core.schemas.lora_section import MOST_RANKS
 from .bundled_model import public_name
 from .data.items import LETTERS
 
@@ -114,8 +115,8 @@ def _rank(name: str, part: str, shape: list[int], path: Path) -> int:
     if len(shape) < 2 or 0 in shape:
         raise UserError(f"{path}: {name} has the shape {shape}; a LoRA matrix has two dimensions")
     rank = shape[0] if part.endswith("A") else shape[1]
-    if rank > MOST_RANK:
-        raise UserError(f"{path}: {name} has the shape {shape}, hence rank {rank}; at most {MOST_RANK}")
+    if rank > MOST_RANKS:
+        raise UserError(f"{path}: {name} has the shape {shape}, hence rank {rank}; at most {MOST_RANKS}")
     return rank
 
 

@@ -95,7 +95,7 @@ def test_a_file_without_lora_weights_is_refused(changed, refused):
 @pytest.mark.parametrize(
     ("config", "word"),
     [
-        ({"r": 10**9}, "r is 1000000000; a rank is a whole number from 1 to 4096"),
+        ({"r": 10**9}, "r is 1000000000; allowed: a whole number of at least 1 and at most 4096"),
         ({"r": 4000}, "rank 4000"),
         ({"rank_pattern": {"q_proj": 4000}}, "rank 4000"),
         ({"rank_pattern": {"q_proj": 10**6}}, "rank_pattern"),
@@ -183,7 +183,7 @@ def test_a_sidecar_without_them_has_its_old_meaning(run_folder):
     (run_folder / "manifest.json").unlink()
     path = run_folder / "uncertainty_config.json"
     content = json.loads(path.read_text())
-    for key in ("letter_token_ids", "extra_token_ids", "letters", "base_revision", "precision"):
+    for key in ("extra_token_ids", "base_revision", "precision", "data_revisions"):
         content.pop(key)
     path.write_text(json.dumps(content))
     assert load_checkpoint(run_folder).backend.num_choices == 4
