@@ -8,7 +8,6 @@ from pathlib import Path
 
 from ..core import checkpoint
 from ..core.errors import UserError
-from ..core.files import read_json
 from .card import save_card
 
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")

@@ -7,20 +7,19 @@ nothing else: PEFT would load any tensor whose name is a parameter's of the base
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError
+from ..core.files import read_json
 from ..core.lora_options import check_lora_options, largest_rank
 from ..core.schemas.lora_section import MOST_RANKS
 from .bundled_model import public_name
 from .data.items import LETTERS
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_MOST_BYTES = 10 * 2**20  # of the config
 _LORA = re.compile(r".*\.lora_(A|B|embedding_A|embedding_B|magnitude_vector)(\.weight|\.bias)?")
 _FLOATS = {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"}
 _REVISION = re.compile(r"[\w][\w./-]{0,254}")
@@ -31,12 +30,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     if not path.is_file():
         raise UserError(f"{folder}: no {CONFIG} in that folder, so it is not an adapter we can load")
-    if path.stat().st_size > _MOST_BYTES:
-        raise UserError(f"{path} has {path.stat().st_size} bytes; at most {_MOST_BYTES}")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError, OSError) as error:
-        raise UserError(f"{path} is damaged: {error}; fetch or train the adapter again") from None
+    config = read_json(path)
     if not isinstance(config, dict):
         raise UserError(f"{path} is damaged: it holds {type(config).__name__}, not an object of settings")
     kind = config.get("peft_type")
