@@ -144,7 +144,7 @@ def describe(
         base_weights=contents_hash(home) if home else None,
         precision=facts.get("precision"),
         decision=None if pipe.decision is None else json.dumps(asdict(pipe.decision), sort_keys=True, allow_nan=False),
-        options=json.dumps(options),
+        options=json.dumps(options, allow_nan=False),
         data_root=root,
         data_revision=data_revision,
         input=file_hash(Path(path)) if is_file else None,  # type: ignore[arg-type]

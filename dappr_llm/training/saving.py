@@ -71,7 +71,9 @@ def restore_settings(trainer: DAPPrTrainer, folder: str | Path) -> None:
 
 
 def _same_job(trainer: DAPPrTrainer, folder: Path) -> dict[str, Any]:
-    return check_resumed(folder, json.loads(json.dumps(sidecar_of(trainer))), row_fingerprints(trainer))
+    return check_resumed(
+        folder, json.loads(json.dumps(sidecar_of(trainer), allow_nan=False)), row_fingerprints(trainer)
+    )
 
 
 def check_last(trainer: DAPPrTrainer, folder: Path) -> None:
