@@ -242,7 +242,7 @@ def _held_out(folder: Path, config: dict[str, Any], options: CalibrateOptions, n
         raise UserError("Give held-out rows (--task NAME --split validation) or their predictions (--table FILE.npz)")
     from ..inference.modality import find_task, load_rows
 
-    task, split = find_task(options.task, config["modality"]), options.split
+    task, split = find_task(options.task, config["modality"], config.get("data_revisions")), options.split
     recipe = load_recipe(path) if path.is_file() else None
     refuse_training_split(recipe, folder, task.name, split)
     # For images, the run's seed determines which rows are in the validation split.

@@ -194,7 +194,7 @@ def predict(
     sidecars = sidecars or Sidecars(names, options.revision)
     folder, config = sidecars[names[0]]
     sets = []
-    for task in (find_task(spec, config["modality"]) for spec in tasks):
+    for task in (find_task(spec, config["modality"], config.get("data_revisions")) for spec in tasks):
         rows = load_rows(task, split, options.data_root, options.limit, labelled=False, plain=True)
         say(f"Predicting {task.name} ({split}, {len(rows)} rows)")
         sets.append(RowSet.of_task(rows, task, split, Path(folder).name))
@@ -237,9 +237,9 @@ def answer(task: TaskSpec, options: AnswerOptions) -> int:
 
     pipe = shared.load_pipeline(options.pipeline)
     backend = pipe.run.backend
-    found = find_task(task, backend.modality)
+    found = find_task(task, backend.modality, backend.data_revisions)
     items = islice(iter_items(found, options.split, options.data_root, backend), options.limit)
-    job = describe(pipe, task, options.split, options.limit)
+    job = describe(pipe, task, options.split, options.limit, options.data_root)
     return predict_file(pipe, items, options.out, job, options.overwrite)
 
 
@@ -289,7 +289,7 @@ def answer_shards(files: Sequence[Path], columns: dict[str, Any], options: Answe
             if left is not None and left <= 0:
                 return
             spec = {"path": str(path), **columns}
-            job = describe(pipe, spec, options.split, left)
+            job = describe(pipe, spec, options.split, left, options.data_root)
             task = find_task(spec, backend.modality)
             yield path.stem, islice(iter_items(task, options.split, options.data_root, backend), left), job
             left = None if left is None else left - count_rows(path, left)

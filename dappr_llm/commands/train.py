@@ -135,6 +135,7 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
     from ..core.files import write_text
     from ..evaluation.reporting.run_results import finish
     from ..training.build import build_args, build_run, build_tests
+    from ..training.saving import check_last
     from ..training.trainer import DAPPrTrainer
     from .predict import save_tables
 
@@ -153,6 +154,10 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
             auxiliary_share=recipe.data.auxiliary_share,
             ood_datasets={each.task: each.rows for each in ood_sets},
         )
+    if resume is not None:
+        check_last(trainer, folder)
+    if run.backend.base_revision:
+        recipe.model.revision = run.backend.base_revision  # the commit behind a branch, to be loaded again
     if is_main_process():
         write_text(folder / checkpoint.RECIPE, recipe.to_yaml())
     size = "a stream of" if is_stream(run.train) else len(run.train)
@@ -170,7 +175,8 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
     save_tables(sets, tables, folder)
     if id_set is not None:
         named = {each.task: table for each, table in zip(sets, tables, strict=True)}
-        finish(folder, named, recipe.name, seed=trainer.args.seed)
+        facts = {"base_revision": run.backend.base_revision, "data_revisions": dict(run.backend.data_revisions)}
+        finish(folder, named, recipe.name, seed=trainer.args.seed, facts=facts)
     if trainer.args.push_to_hub:
         pushed = trainer.push_saved(str(folder))
         say(f"Published: {pushed.url if pushed else ''}")

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
@@ -66,6 +67,10 @@ class Backend(ABC):
             Added to every answer logit; fixed before training starts and stored with the checkpoint.
         base_model (`str`, *optional*):
             Name or path of the pretrained weights.
+        base_revision (`str`, *optional*):
+            The commit on the Hub that they were loaded from.
+        data_revisions (`Mapping[str, str]`):
+            The commits of the Hub datasets that a run reads, by Hub id.
         max_length (`int`, *optional*):
             Tokens of a prompt at the most; `None` where inputs have no length.
         has_head (`bool`):
@@ -82,6 +87,8 @@ class Backend(ABC):
     num_choices: int | None
     evidence_offset: float
     base_model: str | None
+    base_revision: str | None = None
+    data_revisions: Mapping[str, str] = MappingProxyType({})
     max_length: int | None = None
     has_head: bool = False
     processing_class: Any = None

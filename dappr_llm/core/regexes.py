@@ -1,15 +1,14 @@
 """
-Regular expressions of files that others wrote (`adapter_config.json`, recipes): refused where matching could take for ever.
+Regular expressions of files that others wrote, such as `adapter_config.json`: refused if matching may take for ever.
 
-Python's `re` backtracks, so that a pattern of a dozen characters can take years on a module's name. A pattern is parsed
-here and never run. What is allowed takes milliseconds per name of a module.
+Python's `re` backtracks, so that a pattern of a dozen characters can take years on a module's name. A pattern is
+parsed here and never run. What is allowed takes milliseconds per name of a module.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 from .errors import UserError
@@ -34,6 +33,23 @@ class _Refused(Exception):
     """What is wrong with a pattern, in words."""
 
 
+def problem(text: str) -> str | None:
+    """What is wrong with a pattern, in words; `None` if it is valid and surely fast."""
+    if len(text) > MOST_CHARACTERS:
+        return f"is a regular expression of {len(text)} characters; at most {MOST_CHARACTERS} are allowed"
+    try:
+        unbounded, ways = _cost(parser.parse(text), repeated=False)
+        if unbounded > MOST_UNBOUNDED:
+            raise _Refused(f"has {unbounded} unbounded repeats (`*`, `+`), {MOST_UNBOUNDED} are allowed")
+        if ways > MOST_WAYS:
+            raise _Refused(f"can match one text in {ways} ways, {MOST_WAYS} are allowed")
+    except (re.error, OverflowError, RecursionError) as error:
+        return f"is not a valid regular expression ({error})"
+    except _Refused as error:
+        return f"{error}: matching it could take for ever; name the modules in a list"
+    return None
+
+
 def check_regex(text: object, where: str, key: str) -> None:
     """
     Raise a `UserError` unless a regular expression is valid and surely fast.
@@ -46,26 +62,12 @@ def check_regex(text: object, where: str, key: str) -> None:
         key (`str`):
             Its key there, such as `target_modules`.
     """
-    if not isinstance(text, str):
-        raise UserError(f"{where}: {key} must be a regular expression, found {type(text).__name__}")
-    shown = repr(text if len(text) <= 80 else text[:77] + "…")
-    if len(text) > MOST_CHARACTERS:
-        raise UserError(f"{where}: {key} is a regular expression of {len(text)} characters; at most {MOST_CHARACTERS}")
-    try:
-        unbounded, ways = _cost(parser.parse(text), repeated=False)
-        if unbounded > MOST_UNBOUNDED:
-            raise _Refused(f"has {unbounded} unbounded repeats (`*`, `+`); at most {MOST_UNBOUNDED}")
-        if ways > MOST_WAYS:
-            raise _Refused(f"can match one text in {ways} ways; at most {MOST_WAYS}")
-    except (re.error, OverflowError, RecursionError) as error:
-        raise UserError(f"{where}: {key} is not a valid regular expression, {shown} ({error})") from None
-    except _Refused as error:
-        raise UserError(
-            f"{where}: {key} is {shown}, which {error}, since matching it could take for ever; name the modules in a list"
-        ) from None
+    found = problem(text) if isinstance(text, str) else f"is {type(text).__name__}, not a regular expression"
+    if found:
+        raise UserError(f"{where}: {key} ({str(text)[:80]!r}) {found}")
 
 
-def _cost(tokens: Iterable[tuple[Any, Any]], repeated: bool) -> tuple[int, int]:
+def _cost(tokens: Any, repeated: bool) -> tuple[int, int]:
     """Unbounded repeats on the worst way through a parsed pattern, and the number of ways to match the same text."""
     unbounded, ways = 0, 1
     for code, value in tokens:
@@ -78,7 +80,8 @@ def _one(code: Any, value: Any, repeated: bool) -> tuple[int, int]:
     if code in _REFERENCES:
         raise _Refused("refers back to a group")
     if code in _REPEATS:
-        return _repeat(*value, repeated)
+        least, most, body = value
+        return _repeat(least, most, body, repeated)
     if code is codes.BRANCH:
         if repeated:
             raise _Refused("repeats alternatives")

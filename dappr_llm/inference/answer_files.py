@@ -8,7 +8,6 @@ the output file, which is written atomically.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -24,6 +23,8 @@ from ..core.csv_files import write_csv
 from ..core.errors import UserError
 from ..core.files import atomic_write, parse_json, read_json, write_text
 from ..core.names import safe_name
+from .modality import find_task, hub_source
+from .table_cache import base_folder, contents_hash, file_hash
 
 if TYPE_CHECKING:
     from ..core.backend import Item
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 
 SUFFIXES = (".jsonl", ".csv", ".parquet")
-_BOOK = ".shards.json"  # finished shards: name → hash of the job that wrote it
+_BOOK = ".shards.json"  # finished shards: name → the job that wrote it
 _FLUSH_ROWS, _SYNC_ROWS = 64, 4096  # rows lost at most by a kill, and by a power failure
 _CHUNK = 10_000  # rows of one Parquet row group
 
@@ -53,25 +54,62 @@ class Job:
             Task name, file or mapping, as JSON.
         split (`str`):
             The split.
+        sidecar (`str`, *optional*):
+            Hash of the checkpoint's `uncertainty_config.json`: method, prompt, letters, offset.
         weights (`str`, *optional*):
-            Hash of the adapter's weights.
+            Hash of its weights and tokenizer.
+        base (`str`, *optional*):
+            The base model that was loaded.
+        base_revision (`str`, *optional*):
+            Its commit on the Hub.
+        base_weights (`str`, *optional*):
+            Hash of its files, if they are on this machine.
+        precision (`str`, *optional*):
+            How the base model is held: dtype and quantisation.
         decision (`str`, *optional*):
             The decision rule, as JSON.
         options (`str`, *optional*):
             Pipeline options that change answers, as JSON.
+        data_root (`str`, *optional*):
+            Folder with local copies of Hub datasets.
+        data_revision (`str`, *optional*):
+            Commit of a dataset that is read from the Hub.
         input (`str`, *optional*):
-            Size and modification time of the input file.
+            Hash of the input file.
     """
 
     task: str
     split: str
+    sidecar: str | None = None
     weights: str | None = None
+    base: str | None = None
+    base_revision: str | None = None
+    base_weights: str | None = None
+    precision: str | None = None
     decision: str | None = None
     options: str = ""
+    data_root: str | None = None
+    data_revision: str | None = None
     input: str | None = None
 
+    def difference(self, other: Any) -> str:
+        """The first thing in which a recorded job differs from this one, in words; empty if there is none."""
+        if not isinstance(other, dict) or set(other) != set(asdict(self)):
+            return "it was written by another version of dappr_llm"
+        for key, value in asdict(self).items():
+            if other[key] != value:
+                return f"its {key.replace('_', ' ')} is {_short(other[key])}, now {_short(value)}"
+        return ""
 
-def describe(pipe: UncertaintyPipeline, spec: TaskSpec, split: str, limit: int | None) -> Job:
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def describe(
+    pipe: UncertaintyPipeline, spec: TaskSpec, split: str, limit: int | None, data_root: str | None = None
+) -> Job:
     """
     The job of answering one split of a task.
 
@@ -84,16 +122,32 @@ def describe(pipe: UncertaintyPipeline, spec: TaskSpec, split: str, limit: int |
             The split.
         limit (`int`, *optional*):
             Answer only the first rows.
+        data_root (`str`, *optional*):
+            Folder with local copies of Hub datasets.
     """
     path = spec.get("path") if isinstance(spec, dict) else spec
-    stat = os.stat(path) if isinstance(path, str) and os.path.isfile(path) else None
+    is_file = isinstance(path, str) and os.path.isfile(path)
+    run = pipe.run
+    facts = run.backend.config()
+    task = find_task(spec, run.backend.modality, run.backend.data_revisions)
+    root, data_revision = hub_source(task, data_root)
+    home = base_folder(run.base, facts.get("base_revision")) if "base_revision" in facts else None
+    sidecar = Path(run.folder) / checkpoint.SIDECAR
+    options = {"extra_letters": pipe.extra_letters, "truncate": pipe.truncate, "limit": limit}
     return Job(
         task=json.dumps(spec, sort_keys=True, allow_nan=False),
         split=split,
-        weights=checkpoint.weights_hash(pipe.run.folder),
+        weights=contents_hash(Path(run.folder)),
+        sidecar=checkpoint.sha256(sidecar) if sidecar.is_file() else None,
+        base=run.base,
+        base_revision=facts.get("base_revision"),
+        base_weights=contents_hash(home) if home else None,
+        precision=facts.get("precision"),
         decision=None if pipe.decision is None else json.dumps(asdict(pipe.decision), sort_keys=True, allow_nan=False),
-        options=json.dumps([pipe.extra_letters, pipe.truncate, limit], allow_nan=False),
-        input=f"{stat.st_size} {stat.st_mtime_ns}" if stat else None,
+        options=json.dumps(options, allow_nan=False),
+        data_root=root,
+        data_revision=data_revision,
+        input=file_hash(Path(path)) if is_file else None,  # type: ignore[arg-type]
     )
 
 
@@ -184,18 +238,20 @@ def predict_shards(
     count = 0
     for name, items, job in shards:
         target = out / f"{safe_name(name)}{suffix}"
-        mark = hashlib.sha256(json.dumps(asdict(job), sort_keys=True, allow_nan=False).encode()).hexdigest()
-        if done.get(name) == mark and target.is_file():
+        difference = job.difference(done.get(name))
+        if not difference and target.is_file():
             continue
-        if target.exists() and done.get(name) != mark and not overwrite:
-            raise UserError(f"{target} was made by another job; choose another --out, or pass --overwrite")
+        if target.exists() and difference and not overwrite:
+            raise UserError(
+                f"{target} was made by another job ({difference}); choose another --out, or pass --overwrite"
+            )
         count += predict_file(pipe, items, target, job, overwrite)
-        done[name] = mark
+        done[name] = asdict(job)
         write_text(book, json.dumps(done, indent=1, allow_nan=False) + "\n")
     return count
 
 
-def _read_book(path: Path) -> dict[str, str]:
+def _read_book(path: Path) -> dict[str, Any]:
     try:
         found = read_json(path)
         return found if isinstance(found, dict) else {}
@@ -231,14 +287,20 @@ def _resume(journal: Path, job: Job, overwrite: bool) -> int:
             first = first or line
             lines += 1
             whole += len(line)
-    if first != head.encode():
-        raise UserError(
-            f"{journal} holds part of another job (other rows, weights, decision rule or options); finish that one, "
-            "or pass --overwrite"
-        )
+    difference = job.difference(_job_of(first))
+    if difference:
+        raise UserError(f"{journal} holds part of another job ({difference}); finish that one, or pass --overwrite")
     if whole < journal.stat().st_size:
         os.truncate(journal, whole)
     return lines - 1
+
+
+def _job_of(line: bytes) -> Any:
+    """The job that the first line of a journal describes; `None` if it is damaged."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _records(journal: Path) -> Iterator[dict[str, Any]]:

@@ -25,10 +25,14 @@ from ..methods import Method, get_method
 from .batching import RowSet
 from .finite_predictions import finite_prediction
 from .loading import Run, load_checkpoint
+from .modality import load_another
 from .table_predictor import PredictionSettings, TablePredictor
 
 # Members that differ in one of these read other questions, or other letters.
-_SHARED = ("modality", "base_model", "num_choices", "prompt", "max_length", "letter_token_ids", "extra_token_ids")
+_SHARED = (
+    *("modality", "base_model", "base_revision", "num_choices", "prompt", "max_length"),
+    *("letter_token_ids", "extra_token_ids"),
+)
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class AdapterEnsemble:
         """
         if not checkpoints:
             raise UserError("An ensemble needs at least one checkpoint")
-        loaded = [checkpoint.load_sidecar(name) for name in checkpoints]
+        loaded = [checkpoint.load_sidecar(name, kwargs.get("revision")) for name in checkpoints]
         for name, (folder, config) in zip(checkpoints, loaded, strict=True):
             checkpoint.check_files(folder)
             _refuse_difference(str(checkpoints[0]), loaded[0][1], str(name), config)
@@ -90,7 +94,7 @@ class AdapterEnsemble:
         run = load_checkpoint(checkpoints[0], base_model, **kwargs)
         names = ["default", *(f"member{i}" for i in range(1, len(loaded)))]
         for adapter, (folder, _) in list(zip(names, loaded, strict=True))[1:]:
-            run.model.load_adapter(folder, adapter, is_trainable=False, use_safetensors=True)
+            load_another(run.model, folder, adapter)
         run.model.eval()
         return cls(run, [_member(adapter, config) for adapter, (_, config) in zip(names, loaded, strict=True)])
 
@@ -178,6 +182,8 @@ def _member(adapter: str, config: dict[str, Any]) -> Member:
 
 def _refuse_difference(first_name: str, first: dict[str, Any], name: str, config: dict[str, Any]) -> None:
     for key in _SHARED:
+        if key == "base_revision" and None in (first.get(key), config.get(key)):
+            continue  # written by a version that did not know it
         if first.get(key) != config.get(key):
             raise UserError(
                 f"{name} cannot join an ensemble with {first_name}: its {key} is {config.get(key)!r}, not "

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from ..core import checkpoint
 from ..core.errors import UserError
-from ..core.files import read_json
 from .card import save_card
 
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
@@ -52,11 +51,8 @@ def adopt(
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out} is not empty; give another folder with --out")
     source = _find(adapter, revision)
-    base = base_model or _base_of(source / _ADAPTER[0])
-    if base is None:
-        raise UserError(f"{adapter} does not name its base model; pass --base")
     chosen = get_method(method)
-    backend = adapter_backend(source, base, chosen, num_choices, dict(prompt or {}), max_length)
+    backend = adapter_backend(source, base_model, chosen, num_choices, dict(prompt or {}), max_length)
     out.mkdir(parents=True, exist_ok=True)
     for name in _ADAPTER:
         shutil.copyfile(source / name, out / name)
@@ -73,8 +69,3 @@ def _find(adapter: str, revision: str | None) -> Path:
         if not (source / name).is_file():
             raise UserError(f"{adapter}: no {name} there, so it is not an adapter we can load (safetensors only)")
     return source
-
-
-def _base_of(path: Path) -> str | None:
-    content = read_json(path)
-    return content.get("base_model_name_or_path") if isinstance(content, dict) else None

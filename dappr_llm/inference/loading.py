@@ -31,6 +31,7 @@ class Run:
     backend: Backend
     folder: str = ""
     method_name: str | None = None
+    base: str | None = None  # the base model that was loaded, which need not be where the checkpoint says
 
     def predictor(self, settings: PredictionSettings | None = None) -> TablePredictor:
         """What predicts batches and whole datasets with this model."""
@@ -114,5 +115,6 @@ def load_checkpoint(
     module, backend_name = BACKENDS[config["modality"]]
     backend_class = getattr(importlib.import_module(module), backend_name)
     model, backend = backend_class.from_pretrained(folder, config, method, base_model, dtype, quantization, device)
+    backend.data_revisions = config.get("data_revisions") or {}
     model.eval()
-    return Run(method, model, backend, folder, name)
+    return Run(method, model, backend, folder, name, base_model or config.get("base_model"))

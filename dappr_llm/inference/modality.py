@@ -7,15 +7,20 @@ torch.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, overload
 
+from ..core.checkpoint import SIDECAR
 from ..core.errors import UserError
+from ..core.hub_revisions import dataset_commit, is_commit
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from torch import nn
 
     from ..core.backend import Backend
     from ..core.planned_model import PlannedModel
@@ -31,6 +36,7 @@ if TYPE_CHECKING:
     DatasetRows: TypeAlias = Dataset | ImageRows  # rows with `select`
     TaskSpec: TypeAlias = str | Mapping[str, Any] | Task  # a name, a file or folder, a mapping, or a declaration
 
+DATA_ROOT = "DAPPR_DATA_ROOT"
 # Module and class of the backend that loads checkpoints of each modality.
 BACKENDS = {
     "text": ("dappr_llm.text.backend", "TextBackend"),
@@ -50,8 +56,8 @@ def find_task(spec: TaskSpec, modality: Literal["text"]) -> MCQTask: ...
 @overload
 def find_task(spec: TaskSpec, modality: Literal["vision"]) -> ImageTask: ...
 @overload
-def find_task(spec: TaskSpec, modality: str | None = None) -> Task: ...
-def find_task(spec: TaskSpec, modality: str | None = None) -> Task:
+def find_task(spec: TaskSpec, modality: str | None = None, revisions: Mapping[str, str] | None = None) -> Task: ...
+def find_task(spec: TaskSpec, modality: str | None = None, revisions: Mapping[str, str] | None = None) -> Task:
     """
     The declaration of a task.
 
@@ -60,7 +66,19 @@ def find_task(spec: TaskSpec, modality: str | None = None) -> Task:
             A task's name, a file or folder, a Hub id, a mapping from a recipe, or a declaration (returned as it is).
         modality (`str`, *optional*):
             `"text"` or `"vision"`, if a checkpoint or recipe determines it; by default inferred from `spec`.
+        revisions (`Mapping[str, str]`, *optional*):
+            Commits by Hub id, as a checkpoint recorded them: its datasets are read at these, unless `spec` names one.
     """
+    task = _declared(spec, modality)
+    commit = (revisions or {}).get(task.path or "")
+    if commit is None or task.revision is not None:
+        return task
+    if not is_commit(commit):
+        raise UserError(f"data_revisions of the checkpoint: {task.path} has {str(commit)[:80]!r}, which is no commit")
+    return replace(task, revision=commit)
+
+
+def _declared(spec: TaskSpec, modality: str | None) -> Task:
     # Both functions raise a `UserError` for whatever they do not accept.
     if modality == "vision" or modality is None:
         from ..vision.data.tasks import get_image_task, is_image_task
@@ -131,6 +149,16 @@ def iter_items(task: Task, split: str, root: str | None, backend: Backend) -> It
         yield from backend.items([row], i)
 
 
+def hub_source(task: Task, root: str | None) -> tuple[str | None, str | None]:
+    """Where rows come from besides a task's own files: the data root in force, and the commit of a Hub dataset."""
+    root = root or os.environ.get(DATA_ROOT)
+    if root:
+        return str(Path(root).expanduser().resolve()), None
+    if task.path is None or Path(task.path).expanduser().is_dir():
+        return None, None
+    return None, dataset_commit(task.path, task.revision)
+
+
 def known_tasks(names: Iterable[object]) -> dict[str, Task]:
     """Declarations of the built-in tasks among these names, by name; all other entries are ignored."""
     from ..text.data.tasks import TASKS
@@ -154,8 +182,27 @@ def bundled_folder(base: str) -> Path | None:
     return bundled_model.load_path() if base == bundled_model.NAME else None
 
 
+def load_another(model: nn.Module, folder: str, name: str) -> None:
+    """Load one more adapter beside those that a model has, under a name of its own."""
+    from ..text.lm import load_another as of_text
+
+    of_text(model, folder, name)  # type: ignore[arg-type]
+
+
+def base_of(folder: Path, config: Mapping[str, Any], base: str | None = None) -> tuple[str | None, str | None]:
+    """Name and commit of the base model of an adapter's folder; `base`: another one than its sidecar names."""
+    from ..text.adapter_files import base_revision
+
+    return base or config.get("base_model"), base_revision(folder / SIDECAR, config, base)
+
+
 def adapter_backend(
-    adapter: Path, base: str, method: Method, num_choices: int, prompt: dict[str, Any] | None, max_length: int
+    adapter: Path,
+    base: str | None,
+    method: Method,
+    num_choices: int,
+    prompt: dict[str, Any] | None,
+    max_length: int,
 ) -> Backend:
     """The backend of a LoRA adapter trained with other software; arguments as for [`import_adapter.adopt`]."""
     from ..text.build import adapter_backend as of_text

@@ -1,10 +1,12 @@
 """
 On-disk cache of prediction tables, addressed by a hash of their inputs.
 
-The hash covers everything that determines a table: the weights of adapter and base model, the sidecar (method, prompt,
-letters, offset), the tokenizer, dtype and device, library versions, and the questions, options, labels and ids of the
-rows. Evaluating the same checkpoint on the same rows again needs neither the model nor torch. Any change gives another
-hash, so entries never have to be invalidated; the least recently used ones are deleted.
+The hash covers everything that determines a table: the weights of adapter and base model (every file of them), the
+sidecar (method, prompt, letters, offset), the tokenizer, dtype and device, library versions, and the questions,
+options, labels and ids of the rows. Evaluating the same checkpoint on the same rows again needs neither the model nor
+torch. Any change gives another hash, so entries never have to be invalidated; the least recently used are deleted. An
+entry is used only if it holds the ids, labels and numbers of options that are asked for, and the folder is open to its
+owner alone: whoever could write there could answer for every model.
 
 The environment variable `DAPPR_PREDICTION_CACHE` names another folder; `0` turns the cache off.
 """
@@ -14,8 +16,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import platform
+import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,16 +31,26 @@ from ..core.errors import UserError
 from ..core.files import cache_dir, write_text
 from ..evaluation.prediction_table import PredictionTable
 from .batching import RowSet
-from .modality import bundled_folder
+from .modality import base_of, bundled_folder
 
 if TYPE_CHECKING:
     from .ensemble import EnsemblePredictor
     from .table_predictor import TablePredictor
 
+logger = logging.getLogger(__name__)
+
 ENVIRONMENT = "DAPPR_PREDICTION_CACHE"
 _MOST_TABLES = 2000
 _COLUMNS = ("id", "question", "options", "label")
-_FILES = ("*.safetensors", "config.json", "adapter_config.json", "tokenizer*.json", "*.model", checkpoint.SIDECAR)
+# Weights in every format that transformers reads, their indices, and all that makes tokens of a text.
+_FILES = (
+    *("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.msgpack", "*.h5", "*.index.json"),
+    *("config.json", "adapter_config.json", checkpoint.SIDECAR),
+    *("tokenizer*", "*.model", "*.tiktoken", "vocab.*", "merges.txt", "added_tokens.json", "special_tokens_map.json"),
+)
+_LARGE = 1 << 20  # bytes from which on the hash of a file is remembered
+_HASHES: dict[str, str] = {}  # those of this process, also where the cache is off
+_SETTLED = 2.0  # seconds after its last change before a file's hash is remembered
 
 
 def cache_folder() -> Path | None:
@@ -76,7 +91,7 @@ def model_key(
     for folder, config in sidecars or [checkpoint.load_sidecar(name, options.get("revision")) for name in checkpoints]:
         parts.append(_contents(Path(folder)))
         if (Path(folder) / "adapter_config.json").is_file():
-            home = _base_folder(base or config.get("base_model"))
+            home = base_folder(*base_of(Path(folder), config, base))
             if home is None:
                 return None
             parts.append(_contents(home))
@@ -110,10 +125,10 @@ def cached_tables(
         cache (`bool`, *optional*, defaults to `True`):
             Read and write the cache; otherwise predict everything.
     """
-    folder = cache_folder() if cache else None
+    folder = _private(cache_folder()) if cache else None
     key = model() if folder is not None else None
     names = [table_key(key, each) if key else None for each in sets]
-    found = [_get(folder, name) for name in names]
+    found = [_get(folder, name, rows) for name, rows in zip(names, sets, strict=True)]
     left = [number for number, table in enumerate(found) if table is None]
     if left:
         for number, table in zip(left, load().predict_tables([sets[i] for i in left]), strict=True):
@@ -122,7 +137,7 @@ def cached_tables(
     return found  # type: ignore[return-value]
 
 
-def _get(folder: Path | None, name: str | None) -> PredictionTable | None:
+def _get(folder: Path | None, name: str | None, rows: RowSet) -> PredictionTable | None:
     path = folder / f"{name}.npz" if folder and name else None
     if path is None or not path.is_file():
         return None
@@ -130,8 +145,21 @@ def _get(folder: Path | None, name: str | None) -> PredictionTable | None:
         table = PredictionTable.load(path)
     except UserError:  # damaged, or written by another version
         return None
+    if not _answers(table, rows):
+        return None
     path.touch()  # entries are deleted by age
     return table
+
+
+def _answers(table: PredictionTable, rows: RowSet) -> bool:
+    """Whether a table holds these rows: the name of an entry says so, but anybody can rename a file."""
+    wanted = {name: list(rows.rows[name]) for name in _COLUMNS}
+    return (
+        table.ids.tolist() == [str(each) for each in wanted["id"]]
+        and table.labels.tolist() == [int(each) for each in wanted["label"]]
+        and table.num_options.tolist() == [len(each) for each in wanted["options"]]
+        and (table.meta.get("task"), table.meta.get("split")) == (rows.task, rows.split)
+    )
 
 
 def _put(folder: Path | None, name: str | None, table: PredictionTable) -> None:
@@ -155,7 +183,7 @@ def _has_gpu() -> bool:
     return os.environ.get("CUDA_VISIBLE_DEVICES") != "" and Path("/dev/nvidiactl").exists()
 
 
-def _base_folder(name: str | None) -> Path | None:
+def base_folder(name: str | None, revision: str | None = None) -> Path | None:
     """Local folder of a base model: bundled, a path, or in the Hub's cache; `None` if there is none."""
     if name is None:
         return None
@@ -166,36 +194,67 @@ def _base_folder(name: str | None) -> Path | None:
     try:
         from huggingface_hub import try_to_load_from_cache
 
-        found = try_to_load_from_cache(name, "config.json")
+        found = try_to_load_from_cache(name, "config.json", revision=revision)
     except ValueError:  # not a valid Hub id
         return None
     return Path(found).parent if isinstance(found, str) else None
 
 
+def _private(folder: Path | None) -> Path | None:
+    """The folder of the cache, open to its owner alone; `None` if that cannot be had, which turns the cache off."""
+    if folder is None:
+        return None
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = folder.stat()
+        if hasattr(os, "getuid") and found.st_uid != os.getuid():
+            logger.warning(f"{folder} belongs to somebody else and is not used; name another in {ENVIRONMENT}")
+            return None
+        if found.st_mode & 0o077:
+            folder.chmod(0o700)
+    except OSError:
+        return None
+    return folder
+
+
 def _contents(folder: Path) -> list[tuple[str, str]]:
     """Name and hash of every file that changes predictions."""
-    paths = sorted({path for pattern in _FILES for path in folder.glob(pattern)})
-    return [(path.name, file_hash(path)) for path in paths if path.name != "model.safetensors.index.json"]
+    paths = sorted({path for pattern in _FILES for path in folder.glob(pattern) if path.is_file()})
+    return [(path.name, file_hash(path)) for path in paths]
+
+
+def contents_hash(folder: Path) -> str:
+    """One hash of all files of a folder that change predictions."""
+    return _digest(_contents(folder))
 
 
 def file_hash(path: Path) -> str:
-    """SHA-256 of a file; for large files cached until their size or modification time changes."""
+    """
+    SHA-256 of a file; that of a large one is remembered until the file is written to or replaced.
+
+    It is found again by inode and time of change (ctime) besides path, size and time of modification. Programs can set
+    the latter back after a change, but not the ctime, which the kernel sets at every write, and another file in its
+    place has another inode. A file that changed a moment ago is hashed again next time, since a second write within
+    one tick of the clock would leave its ctime as it is.
+    """
     blob = path.resolve()
     stat = blob.stat()
-    if stat.st_size < 1 << 20:
+    if stat.st_size < _LARGE:
         return sha256(blob)
-    if (
-        blob.parent.name == "blobs" and len(blob.name) == 64
-    ):  # in the Hub's cache, large files are named by their SHA-256
-        return blob.name
-    folder = cache_folder()
-    note = folder / "hashes" / f"{_digest([str(blob), stat.st_size, stat.st_mtime_ns])}.txt" if folder else None
-    if note is not None and note.is_file():
-        return note.read_text()
+    name = _digest([str(blob), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns])
+    folder = _private(cache_folder())
+    note = folder / "hashes" / f"{name}.txt" if folder else None
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if note is not None and note.is_file() and re.fullmatch("[0-9a-f]{64}", found := note.read_text()):
+            return found
+    if name in _HASHES:
+        return _HASHES[name]
     found = sha256(blob)
-    if note is not None:
-        with contextlib.suppress(UserError):
-            write_text(note, found)
+    if time.time() - stat.st_ctime > _SETTLED and blob.stat().st_ctime_ns == stat.st_ctime_ns:
+        _HASHES[name] = found
+        if note is not None:
+            with contextlib.suppress(UserError, OSError):
+                write_text(note, found)
     return found
 
 

@@ -16,11 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..core import checkpoint
 from ..core.backend import Backend, Batch, Row, is_stream
 from ..core.errors import UserError
 from ..core.outputs import Outputs
 from ..methods import Method, name_of, served_by
 from . import lm
+from .adapter_files import base_revision, check_adapter, compare_extra, compare_letters
 from .data.items import LETTERS, Columns, MCQItem, parse_item
 from .data.streams import most_options, prepare_stream
 from .forward_call import ForwardCall
@@ -107,6 +109,7 @@ class TextBackend(Backend):
         self.max_length: int = min(max_length, context) if context else max_length
         self.evidence_offset = evidence_offset
         self.base_model = base_model
+        self.base_revision, self.precision = lm.resolved_revision(model), lm.precision(model)
         self._extra = [list(block) for block in extra_token_ids or ()]
         self._rows: dict[tuple[int, int], list[int]] = {}  # vocabulary rows by width and outputs, looked up once
         self._index: dict[tuple[int, int, torch.device], Tensor] = {}
@@ -145,10 +148,17 @@ class TextBackend(Backend):
         base = base_model or config.get("base_model")
         if base is None and is_adapter:
             raise UserError(f"{folder} does not name its base model; pass base_model (--base)")
-        tokenizer = lm.load_tokenizer(folder)
-        model: Any = lm.load_lm(base if is_adapter and base else folder, dtype, quantization)
-        if is_adapter:
+        sidecar = Path(folder) / checkpoint.SIDECAR
+        tokenizer, prompt = lm.load_tokenizer(folder), Prompt(**config["prompt"])
+        # All that is small is checked before gigabytes are loaded.
+        compare_letters(sidecar, config, choice_token_ids(tokenizer, config["num_choices"], prompt.ending))
+        if is_adapter and base:
+            check_adapter(folder, values=False)
+            revision = base_revision(sidecar, config, base_model)
+            model: Any = lm.load_lm(base, dtype, quantization, revision=revision)
             model = lm.load_adapter(model, folder, base_name=base)
+        else:
+            model = lm.load_lm(folder, dtype, quantization)
         if quantization is None:
             model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         backend = cls(
@@ -156,12 +166,13 @@ class TextBackend(Backend):
             tokenizer,
             method,
             num_choices=config["num_choices"],
-            prompt=Prompt(**config["prompt"]),
+            prompt=prompt,
             max_length=config["max_length"],
             evidence_offset=config["evidence_offset"],
             base_model=config.get("base_model"),
-            extra_token_ids=config.get("extra_token_ids"),
         )
+        # Kept from here on: reading more choices than were trained must not move a row.
+        backend._extra = compare_extra(sidecar, config, backend._extra_blocks(config["num_choices"]))
         return model, backend
 
     # --- vocabulary rows ------------------------------------------------------------------------------------------
@@ -357,6 +368,9 @@ class TextBackend(Backend):
         return {
             "modality": self.modality,
             "base_model": self.base_model,
+            "base_revision": self.base_revision,
+            "data_revisions": dict(self.data_revisions),
+            "precision": self.precision,
             "num_choices": self.num_choices,
             "letters": list(LETTERS[: self.num_choices]),
             "letter_token_ids": self.token_ids(self.num_choices),

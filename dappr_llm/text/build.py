@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import checkpoint
 from ..core.errors import UserError
+from ..core.hub_revisions import model_commit
 from ..core.recipe import Recipe, check_keys
 from ..methods import Method
 from . import lm
+from .adapter_files import check_adapter, read_config
 from .backend import TextBackend, check_method
 from .data.streams import most_options, stream_task
 from .data.tasks import MCQTask, get_task, load_task, with_naming
@@ -112,8 +114,10 @@ def build_model(
     lora = build_lora(recipe)
     section = recipe.model
     adapter, sidecar = _starting_adapter(section.adapter) if section.adapter else ("", {})
-    common: dict[str, Any] = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
-    tokenizer = lm.load_tokenizer(section.name, **{k: v for k, v in common.items() if v})
+    # Resolved once, so that tokenizer and weights are of one commit.
+    revision = model_commit(lm.model_path(section.name), section.revision) or section.revision
+    common: dict[str, Any] = {"revision": revision, "trust_remote_code": section.trust_remote_code}
+    tokenizer = lm.load_tokenizer(section.name, **common)
     widest = args.num_choices or (most_options(train) if recipe.data.streaming else max(map(len, train["options"])))
     choice_token_ids(tokenizer, widest, build_prompt(args).ending)  # letters must be there before gigabytes are loaded
     if section.attn_implementation:
@@ -183,8 +187,9 @@ def from_objects(
 
     base_name = model if isinstance(model, str) else None
     if isinstance(model, str):
-        tokenizer = tokenizer or lm.load_tokenizer(model)
-        model = lm.load_lm(model, "auto", quantization_config)
+        revision = model_commit(lm.model_path(model))
+        tokenizer = tokenizer or lm.load_tokenizer(model, revision=revision)
+        model = lm.load_lm(model, "auto", quantization_config, revision=revision)
         if peft_config is None:
             from peft import LoraConfig
 
@@ -198,11 +203,24 @@ def from_objects(
 
 
 def adapter_backend(
-    adapter: Path, base: str, method: Method, num_choices: int, prompt: Mapping[str, Any] | None, max_length: int
+    adapter: Path,
+    base: str | None,
+    method: Method,
+    num_choices: int,
+    prompt: Mapping[str, Any] | None,
+    max_length: int,
 ) -> TextBackend:
     """A backend for an adapter that was trained elsewhere, loaded once to make sure that it fits its base model."""
-    tokenizer = lm.load_tokenizer(base)
-    model = lm.load_adapter(lm.load_lm(base), str(adapter), base_name=base)
+    check_adapter(adapter, values=False)
+    own = read_config(adapter)
+    named = own.get("base_model_name_or_path")
+    revision = own.get("revision") if base in (None, named) else None
+    base = base or named
+    if not base:
+        raise UserError(f"{adapter} does not name its base model; pass --base")
+    revision = model_commit(lm.model_path(base), revision) or revision
     check_keys(prompt or {}, {f.name for f in fields(Prompt)}, "the prompt", "train.prompt.")
     layout = Prompt(**(prompt or {}))
+    tokenizer = lm.load_tokenizer(base, revision=revision)
+    model = lm.load_adapter(lm.load_lm(base, revision=revision), str(adapter), base_name=base)
     return TextBackend(model, tokenizer, method, num_choices, layout, max_length, base_model=base)

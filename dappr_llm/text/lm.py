@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..core import checkpoint
 from ..core.errors import UserError, nearest
+from ..core.hub_revisions import is_commit, model_commit
 from . import bundled_model
+from .adapter_files import WEIGHTS, check_adapter
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftConfig, PeftModel
     from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+
+# Where transformers kept the commit of a model until version 5.22, and which it still leaves out of saved configs.
+_COMMIT = "_commit_hash"
 
 
 def best_dtype() -> torch.dtype:
@@ -76,11 +84,42 @@ def load_tokenizer(name: str, **kwargs: Any) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     kwargs.setdefault("trust_remote_code", False)  # if unset, transformers asks in the terminal
+    path = _located(name, kwargs)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model_path(name), **kwargs)
-    except (OSError, ValueError) as error:
-        raise UserError(f"Could not load the tokenizer of {name!r}: {_first_line(error)}") from None
+        tokenizer = AutoTokenizer.from_pretrained(path, **kwargs)
+    except Exception as error:  # a damaged tokenizer.json can raise anything, even a bare Exception
+        raise UserError(f"Could not load the tokenizer of {name!r}{_at(kwargs)}: {_first_line(error)}") from None
     return prepare_tokenizer(tokenizer)
+
+
+def _located(name: str, kwargs: dict[str, Any]) -> str:
+    """Folder or Hub id of a model; the revision among the arguments becomes a commit, and is dropped for a folder."""
+    path = model_path(name)
+    revision = kwargs.pop("revision", None)
+    revision = None if Path(path).is_dir() else model_commit(path, revision) or revision
+    if revision is not None:
+        kwargs["revision"] = revision
+    return path
+
+
+def _at(kwargs: Mapping[str, Any]) -> str:
+    return f" at revision {kwargs['revision']}" if "revision" in kwargs else ""
+
+
+def resolved_revision(model: Any) -> str | None:
+    """The commit on the Hub that a model was loaded from; `None` if it was not, or is not known."""
+    found = getattr(getattr(model, "config", None), _COMMIT, None)
+    return found if is_commit(found) else None
+
+
+def precision(model: Any) -> str:
+    """How the weights of a base model are held, such as `float32` or `bfloat16, 4bit nf4`."""
+    plain = (p.dtype for name, p in model.named_parameters() if "lora_" not in name and p.is_floating_point())
+    found = str(next(plain, torch.float32)).removeprefix("torch.")
+    options = getattr(getattr(model, "config", None), "quantization_config", None)
+    if getattr(model, "is_loaded_in_4bit", False):
+        return f"{found}, 4bit {getattr(options, 'bnb_4bit_quant_type', '')}".strip()
+    return f"{found}, 8bit" if getattr(model, "is_loaded_in_8bit", False) else found
 
 
 def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
@@ -114,24 +153,28 @@ def load_lm(
     from transformers import AutoModelForCausalLM
 
     kwargs.setdefault("trust_remote_code", False)
+    path = _located(name, kwargs)
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            model_path(name),
+            path,
             dtype=resolve_dtype(dtype),
             quantization_config=quantization_config(quantization),
             **kwargs,
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, TypeError, KeyError, AttributeError, SafetensorError) as error:
         raise UserError(
-            f"Could not load the model {name!r}: {_first_line(error)}. Give a Hub id, a folder with config.json and "
-            f"safetensors, or {bundled_model.NAME!r}"
+            f"Could not load the model {name!r}{_at(kwargs)}: {_first_line(error)}. Give a Hub id, a folder with "
+            f"config.json and safetensors, or {bundled_model.NAME!r}"
         ) from None
     model.config.use_cache = False
+    setattr(model.config, _COMMIT, kwargs.get("revision"))
     return model
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".")
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    wrong = [line.strip() for line in lines if "size mismatch" in line]  # torch names the weight below its headline
+    return (wrong or lines)[0].rstrip(".")
 
 
 def _trainable_base(model: PreTrainedModel) -> PreTrainedModel:
@@ -161,7 +204,7 @@ def add_adapter(model: PreTrainedModel, config: LoraConfig, base_name: str | Non
         peft_model = get_peft_model(_trainable_base(model), config)
     except ValueError as error:
         raise UserError(f"The lora section does not fit {type(model).__name__}: {_first_line(error)}") from None
-    _portable_base(peft_model, base_name)
+    _name_base(peft_model, base_name)
     return peft_model
 
 
@@ -191,23 +234,40 @@ def load_adapter(
             Passed on to `PeftModel.from_pretrained`.
     """
     from peft import PeftModel
-    from safetensors import SafetensorError
 
-    folder = Path(adapter)
-    if folder.is_dir() and not (folder / "adapter_model.safetensors").is_file():
-        raise UserError(f"{adapter}: no adapter_model.safetensors in that folder, so it is not an adapter we can load")
+    folder = Path(checkpoint.local_folder(adapter, kwargs.pop("revision", None)))
+    check_adapter(folder)
     if trainable:
         model = _trainable_base(model)
-    try:
+    with _adapter_errors(adapter):
         if lora:
-            kwargs["config"] = _continued_config(adapter, lora)
-        peft_model = PeftModel.from_pretrained(model, adapter, is_trainable=trainable, use_safetensors=True, **kwargs)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"Could not load the adapter {adapter!r} on this base model: {_first_line(error)}") from None
-    if folder.is_dir():
-        _check_fit(peft_model, folder)
-    _portable_base(peft_model, base_name)
+            kwargs["config"] = _continued_config(str(folder), lora)
+        peft_model = PeftModel.from_pretrained(
+            model, str(folder), is_trainable=trainable, use_safetensors=True, **kwargs
+        )
+    _check_fit(peft_model, folder)
+    _name_base(peft_model, base_name)
     return peft_model
+
+
+def load_another(model: PeftModel, folder: str, name: str) -> None:
+    """Load one more adapter from a folder, under a name of its own, beside those that a model has."""
+    check_adapter(folder)
+    with _adapter_errors(folder, name):
+        model.load_adapter(folder, name, is_trainable=False, use_safetensors=True)
+    _check_fit(model, Path(folder), name)
+
+
+@contextmanager
+def _adapter_errors(adapter: str, name: str = "default") -> Iterator[None]:
+    """What PEFT raises for an adapter that does not fit, as a `UserError`."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, TypeError, KeyError, AttributeError, SafetensorError) as error:
+        reason = _first_line(error).replace(f".{name}.", ".")  # PEFT's name of the adapter is not in the file
+        raise UserError(f"Could not load the adapter {adapter!r} on this base model: {reason}") from None
 
 
 def _continued_config(adapter: str, lora: Mapping[str, Any]) -> PeftConfig:
@@ -226,16 +286,16 @@ def _continued_config(adapter: str, lora: Mapping[str, Any]) -> PeftConfig:
     return config
 
 
-def _check_fit(model: PeftModel, folder: Path) -> None:
-    """Raise a `UserError` if the adapter's LoRA weights are not those of the model; PEFT would silently skip them."""
+def _check_fit(model: PeftModel, folder: Path, name: str = "default") -> None:
+    """Raise a `UserError` if the adapter's weights are not those of the model; PEFT would silently skip them."""
     from peft import get_peft_model_state_dict
     from safetensors import safe_open
 
-    with safe_open(folder / "adapter_model.safetensors", "pt") as weights:
+    with safe_open(folder / WEIGHTS, "pt") as weights:
         found = set(weights.keys())
-    wanted = set(get_peft_model_state_dict(model, save_embedding_layers=False))
+    wanted = set(get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False))
     for text, names in (
-        ("has no place for", {n for n in found - wanted if "lora_" in n}),
+        ("has no place for", found - wanted),
         ("also needs", wanted - found),
     ):
         if names:
@@ -245,9 +305,14 @@ def _check_fit(model: PeftModel, folder: Path) -> None:
             )
 
 
-def _portable_base(model: PeftModel, base_name: str | None) -> None:
-    """Set the base model in the adapter's config to its Hub id, if known, instead of a local path."""
-    name = bundled_model.HUB_ID if base_name == bundled_model.NAME else base_name
+def _name_base(model: PeftModel, base_name: str | None) -> None:
+    """
+    Name the base model in the adapter's config as others can load it: Hub id and commit, instead of a local path.
+
+    PEFT keeps the commit under `revision` as well.
+    """
+    name = bundled_model.public_name(base_name)
     if name is not None:
         for config in model.peft_config.values():
             config.base_model_name_or_path = name
+            config.revision = resolved_revision(model)

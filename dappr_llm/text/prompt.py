@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import string
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import UserError
+from ..core.errors import UserError, nearest
 from .data.items import LETTERS, Columns, parse_item
 from .data.tasks import ItemRows, as_dataset
+from .special_tokens import Piece, encode_prompts, encode_texts
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -21,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 INSTRUCTION = "Return the label of the correct answer for the question below."
 _FIELDS = {"template": {"instruction", "question", "choices"}, "choice": {"letter", "text"}}
+_BRACES = re.compile(r"\{\{|\}\}|\{[^{}]*\}|[{}]|[^{}]+")
+MOST_CHARACTERS, MOST_FIELDS = 20_000, 16  # of a template
 
 
 @dataclass(frozen=True)
@@ -42,29 +46,85 @@ class Prompt:
     choice: str = "{letter}) {text}"
 
     def __post_init__(self) -> None:
-        for name, allowed in _FIELDS.items():
-            try:
-                used = {field for _, field, _, _ in string.Formatter().parse(getattr(self, name)) if field is not None}
-            except ValueError as error:
-                raise UserError(f"prompt.{name} is not a valid template: {error}") from None
-            required = allowed - {"instruction"}
-            # Plain names only: format strings of a Hub checkpoint must not access attributes ("{x.__class__}").
-            if not required <= used <= allowed:
-                names = ", ".join("{" + field + "}" for field in sorted(allowed))
-                raise UserError(f"prompt.{name} must use {names} and nothing else, got {getattr(self, name)!r}")
+        for name, value in self.to_dict().items():
+            if not isinstance(value, str):
+                raise UserError(f"prompt.{name} must be a text, found {type(value).__name__}")
+            if len(value) > MOST_CHARACTERS:
+                raise UserError(f"prompt.{name} has {len(value)} characters; at most {MOST_CHARACTERS}")
+        for name in _FIELDS:
+            used = [part.field for part in _parse(getattr(self, name), name) if isinstance(part, _Field)]
+            missing = sorted(_FIELDS[name] - {"instruction", *used})
+            if missing:
+                raise UserError(f"prompt.{name} lacks {{{missing[0]}}}, got {getattr(self, name)!r}")
+            if len(used) > MOST_FIELDS:
+                raise UserError(f"prompt.{name} has {len(used)} places to fill in; at most {MOST_FIELDS}")
+
+    def pieces(self, question: str, options: Sequence[str]) -> list[Piece]:
+        """The prompt of one question in pieces, each with whether it is the user's text or the template's."""
+        choices: list[Piece] = []
+        for number, option in enumerate(options):
+            choices += [("\n", False)] if number else []
+            choices += _fill(self.choice, "choice", {"letter": [(LETTERS[number], False)], "text": [(option, True)]})
+        values = {"instruction": [(self.instruction, False)], "question": [(question, True)], "choices": choices}
+        return _fill(self.template, "template", values)
 
     def render(self, question: str, options: Sequence[str]) -> str:
         """The prompt of one question; the answer letter is the next token."""
-        lines = [self.choice.format(letter=LETTERS[i], text=text) for i, text in enumerate(options)]
-        return self.template.format(instruction=self.instruction, question=question, choices="\n".join(lines))
+        return "".join(text for text, _ in self.pieces(question, options))
 
     @property
     def ending(self) -> str:
         """The last line of the prompt, such as `"Answer:"`."""
-        return self.template.rsplit("}", 1)[-1].rsplit("\n", 1)[-1]
+        last = _parse(self.template, "template")[-1:]
+        return "".join(part for part in last if isinstance(part, str)).rsplit("\n", 1)[-1]
 
     def to_dict(self) -> dict[str, str]:
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Field:
+    """A place of a template that is filled in."""
+
+    field: str
+
+
+@lru_cache(maxsize=64)
+def _parse(template: str, name: str) -> tuple[str | _Field, ...]:
+    """
+    The literal texts and fields of a template; `{{` and `}}` are braces.
+
+    Fields are plain names: templates come with checkpoints of others, and Python's format strings can read attributes
+    (`{question.__class__}`) and allocate any amount of memory (`{question:2000000000}`).
+    """
+    valid = _FIELDS[name]
+    parts: list[str | _Field] = []
+    text = ""
+    for found in _BRACES.finditer(template):
+        token = found.group()
+        if token in ("{{", "}}"):
+            text += token[0]
+        elif len(token) == 1 and token in "{}":
+            raise UserError(f"prompt.{name} has a single {token!r}; write {token * 2!r} for a brace: {template!r}")
+        elif not token.startswith("{"):
+            text += token
+        elif token[1:-1] in valid:
+            parts += [text, _Field(token[1:-1])] if text else [_Field(token[1:-1])]
+            text = ""
+        else:
+            hint = nearest(re.split(r"[.:!\[]", token[1:-1])[0], valid)
+            raise UserError(
+                f"prompt.{name} has {token[:80]!r}; only plain names can be filled in, without format, conversion or "
+                f"attribute ({hint})"
+            )
+    return (*parts, text) if text else tuple(parts)
+
+
+def _fill(template: str, name: str, values: Mapping[str, list[Piece]]) -> list[Piece]:
+    found: list[Piece] = []
+    for part in _parse(template, name):
+        found += [(part, False)] if isinstance(part, str) else values[part.field]
+    return found
 
 
 def choice_token_ids(tokenizer: PreTrainedTokenizerBase, count: int, ending: str = "Answer:") -> list[int]:
@@ -84,12 +144,12 @@ def choice_token_ids(tokenizer: PreTrainedTokenizerBase, count: int, ending: str
     """
     if count > len(LETTERS):
         raise UserError(f"{count} choices, but there are only {len(LETTERS)} letters")
-    stem = tokenizer(ending, add_special_tokens=False)["input_ids"]
+    (stem,) = encode_texts(tokenizer, [ending], add_special_tokens=False)
     tried = []
     for space in (" ", ""):
         ids = []
         for letter in LETTERS[:count]:
-            full = tokenizer(ending + space + letter, add_special_tokens=False)["input_ids"]
+            (full,) = encode_texts(tokenizer, [ending + space + letter], add_special_tokens=False)
             if full[:-1] != stem or full[-1] == tokenizer.unk_token_id:
                 tried.append(f"{space + letter!r} after {ending!r} is {len(full) - len(stem)} token(s), or unknown")
                 break
@@ -125,9 +185,9 @@ def tokenize_items(
     Returns:
         Columns `input_ids`, `labels`, `num_options`, `length` and `truncated`.
     """
-    texts = [prompt.render(q, o) for q, o in zip(rows["question"], rows["options"], strict=True)]
-    input_ids = tokenizer(texts)["input_ids"]
-    truncated = [False] * len(texts)
+    pieces = [prompt.pieces(q, o) for q, o in zip(rows["question"], rows["options"], strict=True)]
+    input_ids = encode_prompts(tokenizer, pieces, rows["id"])
+    truncated = [False] * len(pieces)
     for i, ids in enumerate(input_ids):
         if len(ids) > max_length:
             input_ids[i] = _shorten(
@@ -151,7 +211,7 @@ def _shorten(
 
     def encode(count: int) -> list[int]:
         kept = " ".join(words[len(words) - count :])
-        return tokenizer(prompt.render(kept, options))["input_ids"]
+        return encode_prompts(tokenizer, [prompt.pieces(kept, options)], [item_id])[0]
 
     low, high, best = 1, len(words) - 1, None
     while low <= high:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.backend import Backend
 from ..core.errors import UserError, explained
+from ..core.hub_revisions import commit_read
 from ..core.recipe import Recipe
 from ..inference.batching import RowSet
 from ..methods import Method, get_method
@@ -59,7 +60,23 @@ def build_run(recipe: Recipe, args: DAPPrConfig) -> TrainingRun:
     train, validation = build.build_data(recipe, task, args.seed)
     auxiliary = load_auxiliary(recipe, method, task, args.seed)
     model, backend = build.build_model(recipe, task, train, method, args)
+    backend.data_revisions = data_revisions(recipe)
     return TrainingRun(method, model, backend, task.name, train, validation, auxiliary)
+
+
+def data_revisions(recipe: Recipe) -> dict[str, str]:
+    """The commits of a recipe's Hub datasets that were read by now, by Hub id."""
+    build, data = _modality(recipe), recipe.data
+    specs = [data.train, *data.ood, *([data.auxiliary] if data.auxiliary is not None else [])]
+    tasks = [build.find_task(spec) for spec in specs if not (recipe.model.backbone and _is_noise(spec))]
+    found = {task.path: commit_read(task.path, task.revision) for task in tasks}
+    return {path: commit for path, commit in found.items() if commit}
+
+
+def _is_noise(spec: Any) -> bool:
+    from ..vision.build import is_noise
+
+    return is_noise(spec)
 
 
 def build_rows(recipe: Recipe, seed: int = 0) -> tuple[Any, Any]:

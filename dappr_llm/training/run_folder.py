@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core import checkpoint
 from ..core.errors import UserError
 from ..core.files import is_empty
+from ..core.hub_revisions import is_commit
 from ..core.recipe import Recipe, load_recipe
 from .overwrite import remove_run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 # Settings of the train section that change speed, logging or places but not the trained weights: a run may be resumed
 # with other values.
@@ -25,6 +29,7 @@ _NOT_IDENTITY = {
     "eval_tokens",
     "trunk_cache",
 }
+_FITTED = {"evidence_offset", "versions", "format_version"}  # found in training, or not the run's
 
 
 def claim_folder(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) -> bool:
@@ -64,12 +69,46 @@ def claim_folder(recipe: Recipe, folder: Path, resume: str | None, overwrite: bo
     return (folder / checkpoint.RESULTS).is_file()
 
 
+def check_resumed(folder: Path, config: Mapping[str, Any], rows: Iterable[str] | None = None) -> dict[str, Any]:
+    """
+    Raise a `UserError` if a checkpoint was made by another model, precision, data or layout; returns its sidecar.
+
+    The recipe alone does not say: `dtype: auto`, a branch on the Hub and the files below a data root mean other things
+    on another day or machine. What an older version did not write is not compared.
+
+    Args:
+        folder (`Path`):
+            The checkpoint to go on from.
+        config (`Mapping`):
+            What the run that wants to go on would write into its own sidecar.
+        rows (`Iterable[str]`, *optional*):
+            Fingerprints of its training rows.
+    """
+    sidecar = checkpoint.load_sidecar(folder)[1]
+    stored = {key: value for key, value in sidecar.items() if key in config and key not in _FITTED}
+    difference = _difference(_flat(stored), _flat({key: config[key] for key in stored}))
+    before, now = checkpoint.load_fingerprints(folder), frozenset(rows or ())
+    if not difference and before and now and before != now:
+        difference = f"of its {len(before)} training rows {len(before & now)} are among the {len(now)} of now"
+    if difference:
+        raise UserError(
+            f"{folder} was made by another job ({difference}); resume it as it was started, choose another "
+            "train.output_dir, or pass --overwrite"
+        )
+    return sidecar
+
+
 def _identity(recipe: Recipe) -> dict[str, Any]:
     """The settings that decide what is trained, by dotted key."""
     values = recipe.model_dump()
     values["train"] = {k: v for k, v in values["train"].items() if k not in _NOT_IDENTITY}
-    values["data"].pop("root")
+    values["data"]["root"] = _place(values["data"]["root"])
     return _flat({k: v for k, v in values.items() if k not in ("name", "description")})
+
+
+def _place(root: Any) -> Any:
+    """A data root as one path, however it was written."""
+    return str(Path(root).expanduser().resolve()) if isinstance(root, str) else root
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
@@ -84,6 +123,8 @@ def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
 def _difference(old: dict[str, Any], new: dict[str, Any]) -> str:
     """The first setting in which two runs differ, in words; empty if there is none."""
     for key in sorted(old.keys() | new.keys()):
+        if key == "model.revision" and is_commit(old.get(key)) and not is_commit(new.get(key)):
+            continue  # a run records the commit behind a branch; `check_resumed` compares what it is now
         if old.get(key) != new.get(key):
             return f"its {key} is {old.get(key)!r}, now {new.get(key)!r}"
     return ""

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import checkpoint
 from ..core.backend import is_stream
+from ..core.errors import UserError
 from ..core.files import write_text
 from ..core.secrets import mask
 from ..evaluation.results import to_json
 from ..inference.card import save_card
+from .run_folder import check_resumed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,12 +44,44 @@ def write_checkpoint(trainer: DAPPrTrainer, folder: Path, state_dict: Mapping[st
     trainer.backend.save_processor(folder)
     arguments = to_json(mask(json.loads(trainer.args.to_json_string())))  # an infinite max_grad_norm is no JSON
     write_text(folder / "training_args.json", json.dumps(arguments, indent=2, allow_nan=False))
-    method = {"name": trainer.method_name, "options": trainer.method.options()}
-    config = {"method": method, **trainer.backend.config()}
+    config = sidecar_of(trainer)
     checkpoint.save_sidecar(folder, config)
     save_card(folder, config)
+    if fingerprints := row_fingerprints(trainer):
+        checkpoint.save_fingerprints(folder, fingerprints)
+
+
+def sidecar_of(trainer: DAPPrTrainer) -> dict[str, Any]:
+    """What `uncertainty_config.json` says of a trainer's model."""
+    method = {"name": trainer.method_name, "options": trainer.method.options()}
+    return {"method": method, **trainer.backend.config()}
+
+
+def row_fingerprints(trainer: DAPPrTrainer) -> list[str] | None:
+    """Short hashes of the training rows; `None` for a stream, which is read once."""
     rows = trainer.labelled_rows
-    if trainer.fingerprints is None and rows is not None and not is_stream(rows):  # a stream is read once
+    if trainer.fingerprints is None and rows is not None and not is_stream(rows):
         trainer.fingerprints = trainer.backend.fingerprints(rows)
-    if trainer.fingerprints:
-        checkpoint.save_fingerprints(folder, trainer.fingerprints)
+    return trainer.fingerprints
+
+
+def restore_settings(trainer: DAPPrTrainer, folder: str | Path) -> None:
+    """Take over what training had fitted when it was interrupted; a checkpoint of another job is refused."""
+    trainer.backend.evidence_offset = _same_job(trainer, Path(folder))["evidence_offset"]
+
+
+def _same_job(trainer: DAPPrTrainer, folder: Path) -> dict[str, Any]:
+    return check_resumed(
+        folder, json.loads(json.dumps(sidecar_of(trainer), allow_nan=False)), row_fingerprints(trainer)
+    )
+
+
+def check_last(trainer: DAPPrTrainer, folder: Path) -> None:
+    """Refuse to go on in a folder whose last checkpoint is another job's, before anything is written there."""
+    for last in checkpoint.checkpoints(folder):
+        try:
+            checkpoint.load_sidecar(last)
+        except UserError:  # a damaged checkpoint, which resuming passes over
+            continue
+        _same_job(trainer, last)
+        return

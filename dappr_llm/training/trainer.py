@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
 
-from ..core import checkpoint
 from ..core.backend import Backend, option_rows
 from ..core.outputs import Gathered
 from ..evaluation.prediction_table import PredictionTable
@@ -26,7 +25,7 @@ from .eval_metrics import build_predictor, eval_metrics, in_order
 from .evidence import StepLog, settle_offset
 from .losses import check_stream, row_losses, training_progress, weigh_last_batch
 from .samplers import eval_sampler, train_sampler
-from .saving import write_checkpoint
+from .saving import restore_settings, write_checkpoint
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -161,8 +160,7 @@ class DAPPrTrainer(AtomicCheckpoints, Trainer):
         check_stream(self.train_dataset, self.args, self.method)
         resume = self.resume_folder(wanted)
         if resume:
-            _, config = checkpoint.load_sidecar(str(resume))
-            self.backend.evidence_offset = config["evidence_offset"]
+            restore_settings(self, str(resume))
             logger.info(f"Resuming from {resume}")
         else:
             settle_offset(self)

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import UserError, nearest
+from ..core.lora_options import check_lora_options
+from .option_checks import check_backbone, check_timm
 
 STEMS = ("default", "small")
 # Default LoRA options: the attention layers of timm's ViTs.
@@ -73,8 +75,10 @@ def build_backbone(
         pretrained (`bool`, *optional*, defaults to `False`):
             Load timm's pretrained weights from its cache or the Hub.
         options (`Mapping`, *optional*):
-            Further arguments of `timm.create_model` (`img_size`, `patch_size`, `global_pool`, `drop_path_rate`, ...).
+            Further arguments of `timm.create_model` (`img_size`, `patch_size`, `global_pool`, `drop_path_rate`, ...):
+            those in `option_checks.TIMM_OPTIONS`.
     """
+    check_backbone(name, options or {})
     if stem not in STEMS:
         raise UserError(f"model.stem: {stem!r} is unknown; {nearest(stem, STEMS)}")
     if name == "convnet":
@@ -82,10 +86,10 @@ def build_backbone(
             raise UserError("model.backbone: convnet has neither pretrained weights nor another stem")
         if image_size < 8:
             raise UserError(f"model.backbone: convnet halves an image three times; {image_size} pixels are too few")
-        try:
-            return ConvNet(channels, image_size, **dict(options or {}))
-        except TypeError as error:
-            raise UserError(f"model.backbone_options: {error}") from None
+        width = (options or {}).get("width", 64)
+        if isinstance(width, bool) or not isinstance(width, int) or width < 1:
+            raise UserError(f"model.backbone_options.width is {width!r}; it is a whole number from 1 on")
+        return ConvNet(channels, image_size, width)
     backbone = _timm_model(name, channels, pretrained, dict(options or {}))
     if stem == "small":
         _small_stem(name, backbone)
@@ -97,19 +101,18 @@ def _timm_model(name: str, channels: int, pretrained: bool, options: dict[str, A
         import timm
     except ImportError:
         raise UserError("Image models need timm: pip install 'dappr-llm[vision]'") from None
+    check_timm(timm.__version__)
     base = name.partition(".")[0]
-    if not name.startswith("hf-hub:") and not timm.is_model(base):
+    if not timm.is_model(base):
         raise UserError(f"model.backbone: timm knows no {base!r}; {nearest(base, ['convnet', *timm.list_models()])}")
     try:
         return timm.create_model(name, pretrained=pretrained, num_classes=0, in_chans=channels, **options)
     except TypeError as error:
         raise UserError(f"model.backbone_options: {name} does not take them ({error})") from None
-    except RuntimeError as error:
-        raise UserError(f"model.backbone: {name} cannot be built ({str(error).splitlines()[0]})") from None
-    except Exception as error:
-        if not pretrained:
-            raise
+    except Exception as error:  # values that do not fit each other raise anything: KeyError, AssertionError, …
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if not pretrained or isinstance(error, RuntimeError):
+            raise UserError(f"model.backbone: {name} cannot be built ({reason})") from None
         raise UserError(
             f"model.pretrained: the weights of {name} could not be loaded ({reason}); download them once with a "
             "network connection, or set model.pretrained: false"
@@ -159,9 +162,10 @@ def add_lora(backbone: nn.Module, options: Mapping[str, Any]) -> None:
     """Inject LoRA layers into a backbone, in place; all its other parameters are frozen."""
     from peft import LoraConfig, inject_adapter_in_model
 
+    check_lora_options(options, "model", "lora.")
     try:
         inject_adapter_in_model(LoraConfig(**{**_LORA, **options}), backbone)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"lora: {str(error).splitlines()[0]}") from None
 
 

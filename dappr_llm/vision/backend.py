@@ -304,6 +304,7 @@ class ImageBackend(Backend):
         return {
             "modality": self.modality,
             "base_model": self.base_model,
+            "data_revisions": dict(self.data_revisions),
             "backbone": self.settings.backbone,
             "num_choices": self.num_choices,
             "class_names": list(self.class_names),

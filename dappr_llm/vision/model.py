@@ -20,6 +20,7 @@ from transformers.utils import ModelOutput
 from ..core.errors import UserError
 from ..methods import HeadInfo, get_method
 from .backbones import add_lora, build_backbone, feature_dim, normalise_spectrum
+from .option_checks import check_shape
 
 _HUB = ("revision", "token", "cache_dir", "local_files_only", "subfolder", "force_download")
 
@@ -158,6 +159,7 @@ class ImageClassifier(PreTrainedModel):
 
     def __init__(self, config: ImageClassifierConfig, pretrained: bool = False):
         super().__init__(config)
+        check_shape(config)
         self.backbone = build_backbone(
             config.backbone, config.channels, config.image_size, config.stem, pretrained, config.backbone_options
         )
@@ -208,14 +210,26 @@ class ImageClassifier(PreTrainedModel):
             kwargs:
                 `revision`, `token`, `cache_dir`, `local_files_only`, `subfolder`, `force_download`.
         """
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
         from transformers.utils import cached_file
 
         where = {key: value for key, value in kwargs.items() if key in _HUB and value is not None}
-        config = config or cls.config_class.from_pretrained(name, **where)
         path = cached_file(str(name), "model.safetensors", **where)
-        model = cls(config)
-        model.load_weights(load_file(str(path)), str(path))
+        try:
+            model = cls(config or cls.config_class.from_pretrained(name, **where))
+        except UserError as error:
+            raise UserError(f"{name}, config.json: {error}") from None
+        except (TypeError, ValueError, KeyError, AttributeError, OSError) as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UserError(
+                f"{name}, config.json is damaged ({reason}); fetch or train the classifier again"
+            ) from None
+        try:
+            weights = load_file(str(path))
+        except (SafetensorError, OSError, ValueError) as error:
+            raise UserError(f"{path} is damaged ({error}); fetch or train the classifier again") from None
+        model.load_weights(weights, str(path))
         if dtype is not None and dtype != "auto":
             model = model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
         return model.eval()
@@ -237,6 +251,9 @@ class ImageClassifier(PreTrainedModel):
         if not head and (self.classifier is None) == any(key.startswith("classifier.") for key in weights):
             own = (*own, "classifier.")
         kept = {key: value for key, value in weights.items() if not key.startswith(own)}
+        for key, value in self.state_dict().items():
+            if key in kept and kept[key].is_floating_point() != value.is_floating_point():
+                raise UserError(f"{where}: {key} holds numbers of type {kept[key].dtype}, not {value.dtype}")
         try:
             missing, unexpected = self.load_state_dict(kept, strict=False)
         except RuntimeError as error:

@@ -2,10 +2,13 @@
 
 import csv
 import json
+import os
+import shutil
 
 import pytest
+import torch
 from serving import questions
-from tiny import write_rows
+from tiny import build_model, write_rows
 
 from dappr_llm import UncertaintyPipeline
 from dappr_llm.commands.main import main
@@ -84,7 +87,7 @@ def test_the_journal_of_another_job_is_not_continued(pipe, tmp_path):
     out = tmp_path / "out.csv"
     with pytest.raises(RuntimeError):
         predict_file(pipe, _failing(items(8)), out, Job("t", "test", weights="a"))
-    with pytest.raises(UserError, match="another job"):
+    with pytest.raises(UserError, match="another job .its weights is a, now b."):
         predict_file(pipe, items(8), out, Job("t", "test", weights="b"))
     assert predict_file(pipe, items(8), out, Job("t", "test", weights="b"), overwrite=True) == 8
 
@@ -101,3 +104,109 @@ def test_a_job_knows_its_input_rule_and_weights(pipe, tmp_path):
     assert before != batch_predict.describe(pipe, path, "test", 1)
     write_rows(tmp_path / "a.jsonl", questions(3, 1))
     assert before != batch_predict.describe(pipe, path, "test", None)
+
+
+@pytest.fixture
+def interrupted(run_folder, trained, tmp_path, monkeypatch):
+    """A bulk prediction that stopped half way; a function that starts it again, with more arguments."""
+    path = write_rows(tmp_path / "rows.jsonl", questions(40, 77))
+    base = shutil.copytree(trained / "base", tmp_path / "place")
+    line = ["predict", str(run_folder), "--task", path, "--out", str(tmp_path / "out.jsonl"), "--base", str(base)]
+    monkeypatch.setattr(batch_predict, "_finish", lambda *_: (_ for _ in ()).throw(UserError("stopped")))
+    assert main(line) == 2
+    monkeypatch.undo()
+    assert (tmp_path / ".out.jsonl.part.jsonl").is_file()
+    return lambda *more: main([*line, *more])
+
+
+def edit_json(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def change_sidecar(run, place, tmp_path, monkeypatch):
+    (run / "manifest.json").unlink()
+    edit_json(run / "uncertainty_config.json", max_length=50)
+
+
+def change_base(run, place, tmp_path, monkeypatch):
+    return "--base", str(shutil.copytree(place, tmp_path / "elsewhere"))
+
+
+def change_base_weights(run, place, tmp_path, monkeypatch):
+    build_model(seed=7).save_pretrained(place)
+
+
+def change_precision(run, place, tmp_path, monkeypatch):
+    monkeypatch.setattr("dappr_llm.text.lm.best_dtype", lambda: torch.bfloat16)
+
+
+def change_data_root(run, place, tmp_path, monkeypatch):
+    (tmp_path / "root").mkdir()
+    return "--data-root", str(tmp_path / "root")
+
+
+def change_environment(run, place, tmp_path, monkeypatch):
+    monkeypatch.setenv("DAPPR_DATA_ROOT", str(tmp_path))
+
+
+def change_options(run, place, tmp_path, monkeypatch):
+    return ("--truncate",)
+
+
+def change_decision(run, place, tmp_path, monkeypatch):
+    line = [
+        "calibrate",
+        str(run),
+        "--task",
+        write_rows(tmp_path / "held.jsonl", questions(150, 9)),
+        "--base",
+        str(place),
+    ]
+    assert main(line) == 0
+
+
+def change_input(run, place, tmp_path, monkeypatch):
+    path = tmp_path / "rows.jsonl"
+    stat = path.stat()
+    text = path.read_text()
+    path.write_text(text.replace("s77-3", "s88-3"))
+    assert path.stat().st_size == stat.st_size and path.read_text() != text
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (change_sidecar, "sidecar"),
+        (change_base, "base is"),
+        (change_base_weights, "base weights"),
+        (change_precision, "precision is float32, now bfloat16"),
+        (change_data_root, "data root is None, now"),
+        (change_environment, "data root"),
+        (change_options, "options"),
+        (change_decision, "decision"),
+        (change_input, "input"),
+    ],
+)
+def test_a_resumed_prediction_does_not_mix_jobs(interrupted, run_folder, tmp_path, monkeypatch, capsys, change, word):
+    more = change(run_folder, tmp_path / "place", tmp_path, monkeypatch) or ()
+    capsys.readouterr()
+    assert interrupted(*more) == 2
+    said = capsys.readouterr().err
+    assert "part of another job" in said and word in said
+    assert interrupted(*more, "--overwrite") == 0
+
+
+def test_an_interrupted_prediction_goes_on(interrupted, tmp_path):
+    assert interrupted() == 0
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 40
+
+
+def test_a_finished_shard_of_another_job_is_named(run_folder, tmp_path, capsys):
+    (tmp_path / "in").mkdir()
+    write_rows(tmp_path / "in" / "a.jsonl", questions(3, 5))
+    line = ["predict", str(run_folder), "--task", str(tmp_path / "in"), "--out", str(tmp_path / "out")]
+    assert main(line) == 0 and main(line) == 0
+    capsys.readouterr()
+    assert main([*line, "--truncate"]) == 2
+    assert "its options is" in capsys.readouterr().err

@@ -110,14 +110,89 @@ def test_a_base_model_that_is_not_here_means_no_cache(run_folder, cache):
     assert prediction_cache.model_key([str(run_folder)], base="somebody/elsewhere") is None
 
 
-def test_large_files_are_read_once(tmp_path, cache):
+def test_large_files_are_read_once(tmp_path, cache, monkeypatch):
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"x" * (1 << 20))
+    read, real = [], prediction_cache.sha256
+    monkeypatch.setattr(prediction_cache, "sha256", lambda path: read.append(path) or real(path))
+    first = prediction_cache.file_hash(path)
+    assert prediction_cache.file_hash(path) == first and len(read) == 2  # written a moment ago: not yet remembered
+    monkeypatch.setattr(prediction_cache, "_SETTLED", -1.0)
+    for _ in range(3):
+        assert prediction_cache.file_hash(path) == first
+    assert len(read) == 3
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_hash_is_not_remembered_by_size_and_date_alone(tmp_path, cache, monkeypatch, replaced):
+    monkeypatch.setattr(prediction_cache, "_SETTLED", -1.0)
+    path, other = tmp_path / "model.safetensors", tmp_path / "other"
+    path.write_bytes(b"x" * (1 << 20))
     first, stat = prediction_cache.file_hash(path), path.stat()
-    path.write_bytes(b"y" * (1 << 20))
-    assert prediction_cache.file_hash(path) != first  # its date has changed
+    (other if replaced else path).write_bytes(b"y" * (1 << 20))
+    if replaced:
+        other.rename(path)
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert prediction_cache.file_hash(path) == first  # remembered, not read
+    assert path.stat().st_mtime_ns == stat.st_mtime_ns
+    assert prediction_cache.file_hash(path) != first
+
+
+def test_a_blob_of_the_hubs_cache_is_hashed_whatever_its_name(tmp_path, cache):
+    path = tmp_path / "blobs" / ("0" * 64)
+    path.parent.mkdir()
+    path.write_bytes(b"x" * (1 << 20))
+    assert prediction_cache.file_hash(path) != path.name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("pytorch_model.bin", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "vocab.json"),
+        *("pytorch_model.bin.index.json", "merges.txt", "special_tokens_map.json", "tokenizer.model"),
+    ],
+)
+def test_every_file_of_the_base_model_is_in_the_key(run_folder, trained, tmp_path, cache, name):
+    base = shutil.copytree(trained / "base", tmp_path / "base_copy")
+    keys = [prediction_cache.model_key([str(run_folder)], str(base))]
+    for content in (b"one", b"two"):
+        (base / name).write_bytes(content)
+        keys.append(prediction_cache.model_key([str(run_folder)], str(base)))
+    assert len(set(keys)) == 3 and None not in keys
+
+
+@pytest.mark.parametrize("change", ["ids", "labels", "num_options", "task"])
+def test_an_entry_of_other_rows_is_not_used(run_folder, tmp_path, cache, loads, change):
+    first = evaluate(run_folder, tmp_path, tmp_path / "a")
+    for path in cache.glob("*.npz"):
+        table = PredictionTable.load(path)
+        if change == "task":
+            table.meta["task"] = "elsewhere"
+        elif change == "ids":
+            table.ids = table.ids[::-1]
+        elif change == "labels":
+            table.labels = (table.labels + 1) % 4
+        else:
+            table.num_options, table.labels = table.num_options - 1, np.minimum(table.labels, 2)
+        table.save(path)
+    second = evaluate(run_folder, tmp_path, tmp_path / "b")
+    assert len(loads) == 2
+    for name, table in first.items():
+        assert np.array_equal(table.probs, second[name].probs) and table.ids.tolist() == second[name].ids.tolist()
+
+
+def test_the_folder_is_its_owners_alone(run_folder, tmp_path, cache, loads):
+    evaluate(run_folder, tmp_path, tmp_path / "a")
+    assert cache.stat().st_mode & 0o777 == 0o700
+    cache.chmod(0o777)  # as an older version may have left it
+    evaluate(run_folder, tmp_path, tmp_path / "b")
+    assert cache.stat().st_mode & 0o777 == 0o700 and len(loads) == 1
+
+
+def test_a_folder_of_somebody_else_is_not_used(run_folder, tmp_path, cache, loads, monkeypatch):
+    evaluate(run_folder, tmp_path, tmp_path / "a")
+    monkeypatch.setattr(os, "getuid", lambda: 4711)
+    evaluate(run_folder, tmp_path, tmp_path / "b")
+    assert len(loads) == 2
 
 
 def test_no_cache_where_processes_share_the_work(monkeypatch, tmp_path):

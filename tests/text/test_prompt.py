@@ -22,11 +22,36 @@ def test_layout():
         {"template": "{question.x}{choices}"},
         {"choice": "{letter}"},
         {"template": "{"},
+        {"template": "{question:2000000000}{choices}"},
+        {"template": "{question!r}{choices}"},
+        {"template": "{question[0]}{choices}"},
+        {"template": "{}{choices}{question}"},
+        {"template": "{question}{choices}}"},
+        {"template": "{question:{choices}}{choices}"},
+        {"template": "{question}{choices}" * 100},
+        {"template": "{question}{choices}" + "x" * 30_000},
+        {"choice": "{letter:>9999999999}{text}"},
+        {"template": ["{question}{choices}"]},
+        {"instruction": None},
+        {"choice": 3},
     ],
 )
 def test_templates_use_their_fields_and_nothing_else(changes):
     with pytest.raises(UserError, match="prompt"):
         Prompt(**changes)
+
+
+def test_a_misspelt_field_is_answered_with_the_nearest():
+    with pytest.raises(UserError, match=r"\{qestion\}.*'question'"):
+        Prompt(template="{qestion}{choices}")
+
+
+def test_braces_are_doubled_and_values_are_never_templates_themselves():
+    prompt = Prompt(instruction="{question}", template="{instruction} {{q}} {question} {choices}\n{{A}}:")
+    assert (
+        prompt.render("{choices} {{x}}", ["{letter}", "b"]) == "{question} {q} {choices} {{x}} A) {letter}\nB) b\n{A}:"
+    )
+    assert prompt.ending == "{A}:"
 
 
 def test_letters_are_distinct_single_tokens(tokenizer):

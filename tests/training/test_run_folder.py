@@ -48,10 +48,24 @@ def test_another_run_is_named_by_its_first_difference(claim):
         claim("train.learning_rate=0.1", resume="auto")
 
 
-@pytest.mark.parametrize("setting", ["train.logging_steps=3", "train.output_dir=elsewhere", "data.root=there"])
+@pytest.mark.parametrize("setting", ["train.logging_steps=3", "train.output_dir=elsewhere"])
 def test_settings_that_do_not_change_the_weights_may_differ(claim, setting):
     claim.save()
     assert claim(setting, resume="auto") is False
+
+
+def test_another_data_root_is_another_run(claim, tmp_path, monkeypatch):
+    claim.save("data.root=there")
+    with pytest.raises(UserError, match="its data.root is .*there.*, now .*elsewhere"):
+        claim("data.root=elsewhere", resume="auto")
+    assert claim(f"data.root={Path.cwd() / 'there'}", resume="auto") is False  # the same, written otherwise
+
+
+def test_a_recorded_commit_is_not_another_run_than_its_branch(claim):
+    claim.save(f"model.revision={'a1' * 20}")
+    assert claim(resume="auto") is False and claim("model.revision=main", resume="auto") is False
+    with pytest.raises(UserError, match="its model.revision is 'a1a1"):
+        claim(f"model.revision={'b2' * 20}", resume="auto")
 
 
 def fill(folder):

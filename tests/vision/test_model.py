@@ -111,11 +111,126 @@ def test_small_stems_keep_the_resolution():
         ({"backbone": "resnet18", "backbone_options": {"img_size": 16}}, "backbone_options"),
         ({"backbone": "convnet", "image_size": 4, "channels": 1}, "4 pixels"),
         ({"backbone": "convnet", "class_names": ["a"]}, "class names"),
+        ({"backbone": "convnet", "channels": 1, "hidden": [10**9]}, "model.hidden"),
+        ({"backbone": "convnet", "channels": "1"}, "model.channels"),
+        ({"backbone": "convnet", "channels": 1, "dropout": float("nan")}, "model.dropout"),
+        ({"backbone": "convnet", "channels": 1, "backbone_options": {"width": 10**9}}, "backbone_options.width"),
+        ({"backbone": "convnet", "channels": 1, "backbone_options": {"width": "8"}}, "backbone_options.width"),
+        ({**VIT, "backbone_options": {"img_size": 16, "patch_size": 0}}, "cannot be built"),
+        ({**VIT, "lora": {"target_modules": "(a+)+$"}}, "lora.target_modules"),
+        ({**VIT, "lora": {"r": 10**6}}, "lora.r"),
+        ({**VIT, "lora": {"megatron_config": {"a": 1}, "megatron_core": "antigravity"}}, "lora.megatron"),
     ],
 )
 def test_impossible_models_are_refused(options, message):
     with pytest.raises(UserError, match=message):
         build(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"checkpoint_path": "evil.pth"},
+        {"pretrained_cfg": {"file": "evil.pth"}},
+        {"pretrained_cfg_overlay": {"url": "http://evil"}},
+        {"cache_dir": "/etc"},
+        {"features_only": True},
+        {"pretrained": True},
+        {"pretrained_strict": False},
+        {"scriptable": True},
+        {"block": "evil"},
+        {"attn_layer": "evil"},
+        {"drop_rat": 0.1},
+        {"img_size": {"a": 1}},
+        {"img_size": 10**9},
+        {"global_pool": "x" * 1000},
+        {"global_pool": "../../evil"},
+        {"depths": [[[[1]]]]},
+        {"drop_rate": float("nan")},
+        {3: 4},
+    ],
+)
+def test_options_that_load_files_or_code_are_refused(options, tmp_path, monkeypatch):
+    import timm
+
+    monkeypatch.setattr(timm, "create_model", lambda *_, **__: pytest.fail("timm was asked"))
+    with pytest.raises(UserError, match="model.backbone_options"):
+        build(backbone="resnet18", backbone_options=options)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hf-hub:someone/evil",
+        "hf_hub:someone/evil",
+        "local-dir:/evil",
+        "HF-HUB:a/b",
+        "../evil",
+        "a b",
+        "",
+        3,
+        "resnet18.a/b",
+    ],
+)
+def test_names_that_load_files_or_repositories_are_refused(name, monkeypatch):
+    import timm
+
+    monkeypatch.setattr(timm, "create_model", lambda *_, **__: pytest.fail("timm was asked"))
+    with pytest.raises(UserError, match="model.backbone"):
+        build_backbone(name, 3, 32)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"backbone_options": {"checkpoint_path": "evil.pth"}},
+        {"backbone": "local-dir:/evil"},
+        {"backbone_options": ["img_size"]},
+        {"lora": {"target_modules": "(a+)+$"}},
+        {"num_classes": "many"},
+        {"num_classes": 10**12},
+        {"hidden": 3},
+        {"method": {"options": {}}},
+        {"method": "dappr"},
+        {"transform": 3},
+        {"class_counts": ["x"]},
+        {"image_size": -1},
+        {"id2label": 7},
+    ],
+)
+def test_a_checkpoints_config_is_not_trusted(change, tmp_path):
+    import json
+
+    build(**KINDS["resnet18"]).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(UserError, match="config.json"):
+        ImageClassifier.from_pretrained(tmp_path)
+
+
+def test_integer_weights_and_damaged_files_are_refused(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    build(**KINDS["convnet"]).save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    weights = load_file(path)
+    save_file(weights | {"classifier.weight": weights["classifier.weight"].to(torch.int32)}, path)
+    with pytest.raises(UserError, match="classifier.weight holds numbers of type torch.int32"):
+        ImageClassifier.from_pretrained(tmp_path)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(UserError, match="model.safetensors is damaged"):
+        ImageClassifier.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("version", ["0.9.16", "1.0.15", "1.0.25", "1.0.25.dev0"])
+def test_a_timm_that_loads_code_is_refused(version, monkeypatch):
+    import timm
+
+    monkeypatch.setattr(timm, "__version__", version)
+    with pytest.raises(UserError, match=f"timm {version} is too old, 1.0.26 is needed"):
+        build_backbone("resnet18", 3, 32)
+    monkeypatch.setattr(timm, "__version__", "1.0.26")
+    build_backbone("resnet18", 3, 32)
 
 
 def test_a_frozen_backbone_does_not_move():

@@ -58,7 +58,7 @@ class LoraSection(TypedDict, total=False):
     modules_to_save: Patterns | None
     init_lora_weights: Annotated[Any, BeforeValidator(_initial)]
     layers_to_transform: Layer | Annotated[list[Layer], Field(max_length=10_000)] | None
-    layers_pattern: Pattern | Patterns | None
+    layers_pattern: Pattern | Annotated[list[Pattern], Field(max_length=10_000)] | None  # each is matched
     rank_pattern: Annotated[dict[Pattern, Rank], Field(max_length=10_000)] | None
     alpha_pattern: Annotated[dict[Pattern, Positive], Field(max_length=10_000)] | None
     megatron_config: Options | None

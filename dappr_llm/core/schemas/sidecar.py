@@ -13,6 +13,7 @@ from .method_options import METHOD_OPTIONS
 from .types import File, Name, Number, Options, Text
 
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 TokenIds = Annotated[list[TokenId], Field(max_length=100_000)]
 
 
@@ -45,6 +46,7 @@ class SidecarFile(File):
     method: MethodPart
     num_choices: Annotated[int, Field(ge=1, le=1_000_000)]
     evidence_offset: Number = 0.0
+    data_revisions: dict[Name, Commit] = Field(default_factory=dict)
     versions: dict[Name, Text] = Field(default_factory=dict)
 
 
@@ -54,6 +56,7 @@ class TextSidecar(SidecarFile):
     modality: Literal["text"]
     base_model: Text | None = None
     base_revision: Name | None = None
+    precision: Name | None = None
     letters: Annotated[list[Name], Field(max_length=26)]
     letter_token_ids: TokenIds
     extra_token_ids: Annotated[list[TokenIds], Field(max_length=1000)] | None = None

@@ -32,6 +32,7 @@ def finish(
     score: str = "epistemic",
     paths: Mapping[str, str] | None = None,
     quiet: bool = False,
+    facts: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """
     Compute the metrics of prediction tables; rank 0 writes results.json and figures, and prints the metrics.
@@ -53,6 +54,8 @@ def finish(
             Paths of tables that are not in the folder's own `predictions/`, by task.
         quiet (`bool`, *optional*, defaults to `False`):
             Write, but print nothing.
+        facts (`Mapping`, *optional*):
+            More meta data: the commits of base model and datasets.
 
     Returns:
         `dict`: The metrics by key, on every rank.
@@ -64,7 +67,7 @@ def finish(
     _name_nan_rows(tables)
     intervals = bootstrap(id_table, ood_tables, resamples, score=score) if resamples else {}
     meta = _facts(tables, seed=seed, score=score, resamples=resamples, paths=paths or {})
-    save_results(results, meta, folder / checkpoint.RESULTS, intervals)
+    save_results(results, {**meta, **(facts or {})}, folder / checkpoint.RESULTS, intervals)
     pictures = _draw(folder, id_table, ood_tables)
     if not quiet:
         say("\n" + render_results(results, title, intervals))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ...core.errors import UserError
+from ...core.hub_revisions import dataset_to_load
 
 SUFFIXES = (".jsonl.gz", ".jsonl", ".json.gz", ".json", ".csv", ".tsv", ".parquet")
 Row = tuple[str, dict[str, Any]]  # (place, row)
@@ -161,7 +162,8 @@ def read_hub(path: str, config: str | None, split: str, revision: str | None = N
     import datasets
 
     try:
-        rows: Iterable[dict[str, Any]] = datasets.load_dataset(path, config, split=split, revision=revision)
+        wanted = dataset_to_load(path, revision)
+        rows: Iterable[dict[str, Any]] = datasets.load_dataset(path, config, split=split, revision=wanted)
     except (ConnectionError, OSError, ValueError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(

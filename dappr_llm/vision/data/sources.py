@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...core.errors import UserError
+from ...core.hub_revisions import dataset_to_load
 from .arrays import npz_split, read_cifar_binary, read_corrupted, read_idx, read_matrix, read_npz
 from .folders import read_cub, read_folder, read_json_lists, read_matrix_lists, read_places, read_tinyimagenet
 from .images import HubImages
@@ -131,7 +132,8 @@ def read_hub(task: ImageTask, split: str) -> Split:
     assert task.path is not None
     place = f"{task.path}{f' ({task.config})' if task.config else ''}, {split}"
     try:
-        dataset = datasets.load_dataset(task.path, task.config, split=split, revision=task.revision)
+        wanted = dataset_to_load(task.path, task.revision)
+        dataset = datasets.load_dataset(task.path, task.config, split=split, revision=wanted)
     except (ConnectionError, OSError, ValueError, RuntimeError) as error:
         raise UserError(
             f"Could not load {place} from the Hub: {_first_line(error)}. Check the name and the network, or point "
