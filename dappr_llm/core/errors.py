@@ -41,8 +41,9 @@ def explained(what: str, cure: str = "") -> Iterator[None]:
 
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message without its full stop, or its class if it has none."""
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".")[:500] if lines else type(error).__name__
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    wrong = [line.strip() for line in lines if "size mismatch" in line]  # torch names the weight below its headline
+    return (wrong or lines)[0].rstrip(".")[:500]
 
 
 def close_names(name: object, valid: Iterable[object], limit: int = 3) -> list[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..core import checkpoint
-from ..core.errors import UserError, nearest
+from ..core.errors import UserError, explained, nearest
 from ..core.hub_revisions import is_commit, model_commit
 from . import bundled_model
 from .adapter_files import WEIGHTS, check_adapter
@@ -85,10 +85,8 @@ def load_tokenizer(name: str, **kwargs: Any) -> PreTrainedTokenizerBase:
 
     kwargs.setdefault("trust_remote_code", False)  # if unset, transformers asks in the terminal
     path = _located(name, kwargs)
-    try:
+    with explained(f"Could not load the tokenizer of {name!r}{_at(kwargs)}"):
         tokenizer = AutoTokenizer.from_pretrained(path, **kwargs)
-    except Exception as error:  # a damaged tokenizer.json can raise anything, even a bare Exception
-        raise UserError(f"Could not load the tokenizer of {name!r}{_at(kwargs)}: {_first_line(error)}") from None
     return prepare_tokenizer(tokenizer)
 
 
@@ -149,32 +147,17 @@ def load_lm(
         kwargs:
             Passed on to `AutoModelForCausalLM.from_pretrained` (`revision`, `attn_implementation`, …).
     """
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     kwargs.setdefault("trust_remote_code", False)
     path = _located(name, kwargs)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path,
-            dtype=resolve_dtype(dtype),
-            quantization_config=quantization_config(quantization),
-            **kwargs,
-        )
-    except (OSError, ValueError, RuntimeError, TypeError, KeyError, AttributeError, SafetensorError) as error:
-        raise UserError(
-            f"Could not load the model {name!r}{_at(kwargs)}: {_first_line(error)}. Give a Hub id, a folder with "
-            f"config.json and safetensors, or {bundled_model.NAME!r}"
-        ) from None
+    options = {"dtype": resolve_dtype(dtype), "quantization_config": quantization_config(quantization)}
+    cure = f"give a Hub id, a folder with config.json and safetensors, or {bundled_model.NAME!r}"
+    with explained(f"Could not load the model {name!r}{_at(kwargs)}", cure):
+        model = AutoModelForCausalLM.from_pretrained(path, **options, **kwargs)
     model.config.use_cache = False
     setattr(model.config, _COMMIT, kwargs.get("revision"))
     return model
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    wrong = [line.strip() for line in lines if "size mismatch" in line]  # torch names the weight below its headline
-    return (wrong or lines)[0].rstrip(".")
 
 
 def _trainable_base(model: PreTrainedModel) -> PreTrainedModel:
@@ -200,10 +183,8 @@ def add_adapter(model: PreTrainedModel, config: LoraConfig, base_name: str | Non
     """
     from peft import get_peft_model
 
-    try:
+    with explained(f"The lora section does not fit {type(model).__name__}"):
         peft_model = get_peft_model(_trainable_base(model), config)
-    except ValueError as error:
-        raise UserError(f"The lora section does not fit {type(model).__name__}: {_first_line(error)}") from None
     _name_base(peft_model, base_name)
     return peft_model
 
@@ -261,13 +242,11 @@ def load_another(model: PeftModel, folder: str, name: str) -> None:
 @contextmanager
 def _adapter_errors(adapter: str, name: str = "default") -> Iterator[None]:
     """What PEFT raises for an adapter that does not fit, as a `UserError`."""
-    from safetensors import SafetensorError
-
     try:
-        yield
-    except (OSError, ValueError, RuntimeError, TypeError, KeyError, AttributeError, SafetensorError) as error:
-        reason = _first_line(error).replace(f".{name}.", ".")  # PEFT's name of the adapter is not in the file
-        raise UserError(f"Could not load the adapter {adapter!r} on this base model: {reason}") from None
+        with explained(f"Could not load the adapter {adapter!r} on this base model"):
+            yield
+    except UserError as error:  # PEFT's name of the adapter is not in the file
+        raise UserError(str(error).replace(f".{name}.", ".")) from error.__cause__
 
 
 def _continued_config(adapter: str, lora: Mapping[str, Any]) -> PeftConfig:

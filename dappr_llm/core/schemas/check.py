@@ -105,7 +105,10 @@ def _sentence(schema: Any, entry: Any, place: tuple[Any, ...], values: Any, pref
         value = value[step]
     named = key or "its content"
     if entry["type"] == "value_error":
-        return f"{named} is {shown(value)}: {str(entry['ctx']['error'])}"
+        reason = str(entry["ctx"]["error"])
+        if isinstance(value, Mapping):  # keys that do not fit each other: the reason names them
+            return f"{key}: {reason}" if key else reason
+        return f"{named} is {shown(value)}: {reason}"
     near = _nearest_form(value, part)
     if near and len(allowed) > _LONG:
         return f"{named} is {shown(value)}; did you mean {near}?"
