@@ -211,8 +211,10 @@ def _child(command: list[str]) -> tuple[str, str]:
         return "accepted", ""
     if code != 2 or not lines:
         return "wrong exit", f"exit code {code}: {err.getvalue()[-500:]}"
-    said = [line for line in lines if line.startswith("dappr")]
-    if lines[-1] not in said and not lines[0].startswith("usage:"):
+    first = next((number for number, line in enumerate(lines) if line.startswith("dappr")), len(lines))
+    said = lines[first:]
+    # A name with a line break in it goes on in an indented line.
+    if not said or not all(line.startswith("  ") for line in said[1:]):
         return "not a sentence", err.getvalue()[-1000:]
     if any(ord(character) < 32 or 0x7F <= ord(character) < 0xA0 for line in said for character in line):
         return "control characters", repr(said)

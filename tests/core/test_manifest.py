@@ -87,7 +87,9 @@ def test_a_manifest_names_regular_files_of_its_folder_only(tmp_path, monkeypatch
     monkeypatch.setattr(checkpoint, "sha256", lambda path: pytest.fail(f"{path} was opened"))
     for size in (0, 1, 4096):
         problem = lists(folder, **{name: {"size": size, "sha256": "0" * 64}})
-        assert re.search("lists what is no file of the folder|stay in the folder|control char|min_length|is .*allowed: ", problem)
+        assert re.search(
+            "lists what is no file of the folder|stay in the folder|control char|min_length|is .*allowed: ", problem
+        )
 
 
 @pytest.mark.parametrize("facts", [None, 5, [], {}, {"size": "1"}, {"size": 1}])
