@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import UserError
+from ..core.errors import UserError, explained
 from ..core.planned_model import PlannedModel, count
 from ..core.recipe import Recipe
 from .architectures import ARCHITECTURES, TRAIN_ROWS
@@ -91,10 +91,8 @@ def meta_model(
         linear = [m.weight for m in model.modules() if isinstance(m, nn.Linear) and m is not head]
         largest = max(count(unit) for unit in [*_blocks(model), head, model.get_input_embeddings()])
         if lora is not None:
-            try:
+            with explained("The lora section does not fit this model"):
                 model = get_peft_model(model, lora)
-            except ValueError as error:
-                raise UserError(f"The lora section does not fit this model: {str(error).splitlines()[0]}") from None
     return PlannedModel(
         name,
         model,

@@ -135,13 +135,13 @@ class TrainSection(OwnArguments, total=False):
     eval_steps: Steps | None
     eval_delay: Steps
     per_device_eval_batch_size: Batch
-    prediction_loss_only: bool
+    prediction_loss_only: Literal[False]
     eval_on_start: bool
-    eval_do_concat_batches: bool
+    eval_do_concat_batches: Literal[True]  # our metrics are made of whole columns
     eval_use_gather_object: bool
     eval_accumulation_steps: Count | None
     include_for_metrics: Names
-    batch_eval_metrics: bool
+    batch_eval_metrics: Literal[False]
     save_only_model: bool
     save_strategy: Literal["no", "steps", "epoch", "best"]
     save_steps: Steps
