@@ -7,7 +7,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from ..core.errors import UserError
+from ..core.errors import UserError, explained
 from ..core.planned_model import PlannedModel, count
 from ..core.recipe import Recipe
 
@@ -163,7 +163,8 @@ def plan(
     method = build_method(recipe)
     planned = plan_model(recipe, args, method, config, rows, length)
     batch, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
-    sizes = measure(planned, batch)
+    with explained(f"{recipe.name} cannot be planned"):  # a forward pass without weights, which PEFT may refuse
+        sizes = measure(planned, batch)
     rows = rows or planned.rows or _rows(recipe)
     per_epoch = steps_per_epoch(rows + _auxiliary_rows(recipe, rows), batch, accumulation, args.dataloader_drop_last)
     steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_epoch)
