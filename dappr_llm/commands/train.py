@@ -131,7 +131,7 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
     # torch and its friends take seconds to import: mistakes in the recipe were found before.
     from ..core import checkpoint
     from ..core.backend import is_stream
-    from ..core.errors import explained
+    from ..core.errors import UserError, explained, first_line
     from ..core.files import write_text
     from ..evaluation.reporting.run_results import finish
     from ..training.build import build_args, build_run, build_tests
@@ -163,7 +163,10 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
     size = "a stream of" if is_stream(run.train) else len(run.train)
     say(f"Training {recipe.method['name']} on {run.task}, {size} rows, into {folder}")
     if args.num_train_epochs or args.max_steps > 0:  # 0 epochs: test the starting adapter with this method
-        trainer.train(resume_from_checkpoint=resume)
+        try:
+            trainer.train(resume_from_checkpoint=resume)
+        except ImportError as error:  # an optimizer or kernel whose package is not installed
+            raise UserError(f"{recipe.name}: {first_line(error)}") from error
     if trainer.interrupt.stopped:
         say(f"Stopped at step {trainer.state.global_step}, saved in {folder}. Continue with --resume.")
         return None
