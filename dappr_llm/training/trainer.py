@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
 
 from ..core.backend import Backend, option_rows
+from ..core.errors import explained
 from ..core.outputs import Gathered
 from ..evaluation.prediction_table import PredictionTable
 from ..inference.batching import RowSet
@@ -202,6 +203,9 @@ class DAPPrTrainer(AtomicCheckpoints, Trainer):
                 logger.warning(warning)
         super().log(logs, start_time)
 
+    create_optimizer = explained("train.optim cannot be used")(Trainer.create_optimizer)
+
+    @explained("train.lr_scheduler_type cannot be used")
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         if self.args.epoch_schedule and self.lr_scheduler is None:  # type: ignore[has-type]
             steps = num_training_steps / math.ceil(self.args.num_train_epochs)

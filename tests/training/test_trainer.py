@@ -341,3 +341,15 @@ def test_an_image_classifier_trains_in_plain_python(tmp_path):
     assert trainer.evaluate()["eval_n"] == 6 and trainer.predict_table(rows).probs.shape == (24, 3)
     trainer.save_model()
     assert load_checkpoint(tmp_path).predict(shades[0]).probs.shape == (1, 3)
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({"lr_scheduler_type": "cosine_with_min_lr"}, "train.lr_scheduler_type cannot be used: .*min_lr"),
+        ({"optim": "galore_adamw"}, "train.optim cannot be used"),
+    ],
+)
+def test_settings_that_lack_others_are_named(tmp_path, tokenizer, lora, settings, words):
+    with pytest.raises(UserError, match=words):
+        build(tmp_path, tokenizer, lora, max_steps=1, **settings).train()
