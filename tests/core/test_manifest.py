@@ -8,6 +8,7 @@ import pytest
 
 from dappr_llm.core import checkpoint, manifest
 from dappr_llm.core.checkpoint import file_problem, last_checkpoint, manifest_checksum
+from dappr_llm.core.errors import UserError
 
 
 def save(run, step, when=None):
@@ -99,3 +100,13 @@ def test_a_manifest_with_nonsense_is_a_problem_and_no_traceback(tmp_path, facts)
     for content in ("[]", "{}", "5", '{"files": [], "checksum": 1}', "[" * 100_000):
         (tmp_path / checkpoint.MANIFEST).write_text(content)
         assert re.search("manifest.json is (damaged|not a valid JSON file)", file_problem(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "tokenizer.json", "anything"])
+def test_a_checkpoint_with_a_device_or_a_fifo_in_it_is_refused(tmp_path, name):
+    (tmp_path / checkpoint.SIDECAR).write_text("{}")
+    for make in (lambda path: path.symlink_to("/dev/zero"), os.mkfifo, lambda path: path.symlink_to("nowhere")):
+        make(tmp_path / name)
+        with pytest.raises(UserError, match=f"{name} is no regular file"):
+            checkpoint.load_sidecar(tmp_path)
+        (tmp_path / name).unlink()
