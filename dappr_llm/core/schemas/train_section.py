@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, with_config
+from pydantic import AfterValidator, Field, with_config
 from typing_extensions import Required, TypedDict
 
 from .types import MOST, STRICT, Count, Dropout, Name, Names, Natural, Number, Options, Positive, Seed, Text, Weight
@@ -26,6 +26,17 @@ Optimizer = Literal[
     "schedule_free_radam", "schedule_free_adamw", "schedule_free_sgd", "apollo_adamw", "apollo_adamw_layerwise",
     "stable_adamw",
 ]  # fmt: skip
+
+
+def _pairs(text: str) -> str:
+    for part in text.replace(" ", "").split(",") if text else []:
+        key, _, value = part.partition("=")
+        if not key or not value or "=" in value:
+            raise ValueError(f"{part!r} is not of the form name=value; allowed: name=value,name=value, … or null")
+    return text
+
+
+OptimizerArguments = Annotated[Text, AfterValidator(_pairs)]  # transformers splits it at commas and equals signs
 LogLevel = Literal["detail", "debug", "info", "warning", "error", "critical", "passive"]
 
 
@@ -77,6 +88,8 @@ class OwnArguments(TypedDict, total=False):
     epoch_schedule: Annotated[StepSchedule | CosineSchedule, Field(discriminator="kind")] | None
     eval_every_epochs: Count | None
     metric_for_best_model: Name | None
+    optim_args: OptimizerArguments | None
+    remove_unused_columns: Literal[False]  # the collator reads columns that no forward() names
 
 
 class TrainSection(OwnArguments, total=False):
@@ -91,7 +104,6 @@ class TrainSection(OwnArguments, total=False):
     lr_scheduler_kwargs: Options | None
     warmup_steps: Steps
     optim: Optimizer
-    optim_args: Text | None
     weight_decay: Weight
     adam_beta1: Dropout
     adam_beta2: Dropout
@@ -172,7 +184,6 @@ class TrainSection(OwnArguments, total=False):
     dataloader_prefetch_factor: Annotated[int, Field(ge=1, le=10_000)] | None
     dataloader_multiprocessing_context: Literal["fork", "spawn", "forkserver"] | None
     dataloader_in_order: bool
-    remove_unused_columns: bool
     label_names: Names | None
     train_sampling_strategy: Literal["random", "sequential", "group_by_length", "batch_rebalance"]
     length_column_name: Name

@@ -95,6 +95,10 @@ def test_model_section_holds_the_fields_of_the_image_classifier():
         ("train.epoch_schedule={kind: step, evry: 3}", r"unknown key 'train.epoch_schedule.evry'.*'every'"),
         ("train.prompt={instruction: 3}", r"train.prompt.instruction is 3; allowed: a text"),
         ("train.parallelism_config={}", r"train.parallelism_config is {}; allowed: null"),
+        ("train.optim_args=foo", r"train.optim_args is 'foo': 'foo' is not of the form name=value"),
+        ("train.optim_args='rank=8,'", r"train.optim_args is 'rank=8,': '' is not of the form name=value"),
+        ("train.optim_args='a=b=c'", r"train.optim_args is 'a=b=c': 'a=b=c' is not of the form name=value"),
+        ("train.remove_unused_columns=true", r"train.remove_unused_columns is True; allowed: false"),
         ("data.ood=arc_c", r"data.ood is 'arc_c'; allowed: a list; did you mean \[arc_c\]"),
         ("data.ood=[{path: x, name: 3}]", r"data.ood.0.name is 3; allowed: a text"),
         ("data.train={path: x, qestion: y}", r"unknown key 'data.train.qestion'; did you mean 'question'"),
@@ -133,3 +137,18 @@ def test_a_bad_value_is_found_before_anything_slow_is_imported():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "2 []" and "train.learning_rate is 'fast'" in done.stderr
+
+
+@pytest.mark.parametrize("settings", [{"optim_args": "foo"}, {"remove_unused_columns": True}])
+def test_a_script_gets_the_same_refusal(tmp_path, settings):
+    from dappr_llm.training.config import DAPPrConfig
+
+    with pytest.raises(UserError, match=next(iter(settings))):
+        DAPPrConfig(output_dir=str(tmp_path), **settings)
+
+
+def test_arguments_of_an_optimizer_are_split_as_transformers_does():
+    from transformers.trainer_optimizer import _parse_optim_args
+
+    text = load_recipe("quickstart", ["train.optim_args='rank=8, scale=0.5'"]).train["optim_args"]
+    assert _parse_optim_args(text) == {"rank": "8", "scale": "0.5"}
