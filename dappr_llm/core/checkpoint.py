@@ -75,8 +75,8 @@ def load_sidecar(checkpoint: str | Path, revision: str | None = None) -> tuple[s
         runs = [p.parent.name for p in sorted(folder.glob(f"*/{SIDECAR}"))]
         hint = f"; did you mean {folder / runs[-1]}?" if runs else "; give the folder that `dappr train` wrote"
         raise UserError(f"{folder} is not a checkpoint (it holds no {SIDECAR}){hint}")
-    for entry in folder.iterdir():  # a library that opens a device or a FIFO would read for ever
-        if not entry.is_dir() and not entry.is_file():
+    for entry in folder.glob("*.*"):  # a library that opens a device or a FIFO would read for ever
+        if not entry.name.startswith(".") and not entry.is_dir() and not entry.is_file():
             raise UserError(f"{entry} is no regular file; fetch or train the checkpoint again")
     return str(folder), load_sidecar_file(path)
 
