@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core import checkpoint
-from ..core.errors import UserError
+from ..core.errors import UserError, explained
 from .modality import BACKENDS
 
 if TYPE_CHECKING:
@@ -114,7 +114,10 @@ def load_checkpoint(
         raise UserError(f"{checkpoint_name}: unknown modality {config['modality']!r}")
     module, backend_name = BACKENDS[config["modality"]]
     backend_class = getattr(importlib.import_module(module), backend_name)
-    model, backend = backend_class.from_pretrained(folder, config, method, base_model, dtype, quantization, device)
+    # Whatever a damaged tokenizer or config makes a library raise, also long after it was read.
+    cure = "a file of it or of its base model is damaged: fetch it again"
+    with explained(f"{checkpoint_name} cannot be loaded", cure):
+        model, backend = backend_class.from_pretrained(folder, config, method, base_model, dtype, quantization, device)
     backend.data_revisions = config.get("data_revisions") or {}
     model.eval()
     return Run(method, model, backend, folder, name, base_model or config.get("base_model"))

@@ -185,6 +185,9 @@ def add_adapter(model: PreTrainedModel, config: LoraConfig, base_name: str | Non
 
     with explained(f"The lora section does not fit {type(model).__name__}"):
         peft_model = get_peft_model(_trainable_base(model), config)
+    if not any(parameter.requires_grad for parameter in peft_model.parameters()):
+        reason = "lora.inference_mode is true" if config.inference_mode else "it has no trainable parameter"
+        raise UserError(f"The lora section trains nothing: {reason}; change it")
     _name_base(peft_model, base_name)
     return peft_model
 

@@ -6,11 +6,12 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers.trainer_callback import ExportableState
+from transformers.trainer_callback import ExportableState, TrainerState
 
 from ..core import checkpoint, manifest
 from ..core.errors import UserError, explained
@@ -276,7 +277,11 @@ def _check_state(folder: str) -> str:
     """The folder, if its `trainer_state.json` is one; Trainer would take whatever stands there."""
     path = Path(folder, _STATE)
     # Trainer writes NaN where a loss was NaN, and its log grows with every step.
-    check(TrainerStateFile, read_json(path, _LARGEST_STATE, allow_nan=True), f"{path} is damaged", cure=_REMEDY)
+    state = read_json(path, _LARGEST_STATE, allow_nan=True)
+    check(TrainerStateFile, state, f"{path} is damaged", cure=_REMEDY)
+    unknown = sorted(set(state) - {field.name for field in fields(TrainerState)})
+    if unknown:
+        raise UserError(f"{path} is damaged, or of another version of transformers: it has {unknown[0]!r}; {_REMEDY}")
     return folder
 
 

@@ -113,6 +113,9 @@ class DAPPrConfig(TrainingArguments):
         # Every trained parameter gets a gradient; searching for unused ones costs time in each step.
         if self.ddp_find_unused_parameters is None:  # type: ignore[has-type]
             self.ddp_find_unused_parameters = False
+        for name in ("persistent_workers", "prefetch_factor", "multiprocessing_context"):
+            if getattr(self, f"dataloader_{name}", None) and not self.dataloader_num_workers:
+                raise UserError(f"train.dataloader_{name} is for worker processes: set dataloader_num_workers too")
         if self.trunk_cache and self.dataloader_num_workers:
             raise UserError("trunk_cache is filled by the process that trains: set dataloader_num_workers: 0")
         if not torch.accelerator.is_available():

@@ -1,5 +1,6 @@
 """Loading models: dtype, quantised bases, the bundled default, and what goes wrong."""
 
+import json
 import os
 import sys
 
@@ -83,6 +84,18 @@ def test_an_adapter_of_another_model_is_refused(tmp_path, model_folder, make_mod
         load_checkpoint(tmp_path / "run", base_model=str(model_folder))
     with pytest.raises(UserError, match="--base"):
         load_checkpoint(tmp_path / "run")
+
+
+def test_a_tokenizer_that_fails_when_used_is_explained(tmp_path, model_folder, make_model, tokenizer, lora):
+    args = DAPPrConfig(str(tmp_path / "run"), report_to="none")
+    model = make_model(hidden_act="silu")
+    trainer = DAPPrTrainer(model, args, make_rows(4), processing_class=tokenizer, peft_config=lora)
+    trainer.save_model()
+    path = tmp_path / "run" / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": {}}))
+    (tmp_path / "run" / "manifest.json").unlink(missing_ok=True)
+    with pytest.raises(UserError, match="cannot be loaded: .*fetch it again"):
+        load_checkpoint(tmp_path / "run", base_model=str(model_folder))
 
 
 def test_a_pickled_adapter_is_refused(tmp_path, make_model):

@@ -1,6 +1,7 @@
 """Damaged files, full disks, losses that are not finite: nothing is loaded silently, nothing good is lost."""
 
 import errno
+import json
 import logging
 import os
 import resource
@@ -115,6 +116,16 @@ def test_training_goes_on_from_the_last_good_checkpoint(saved, tmp_path, tokeniz
     with caplog.at_level(logging.WARNING):
         fresh.train(resume_from_checkpoint="auto")
     assert "training starts anew" in caplog.text and fresh.state.global_step == 4
+
+
+@pytest.mark.parametrize("key, value", [("train", 1), ("is_world_process_zero", "no"), ("trial_params", [])])
+def test_a_state_that_trainer_cannot_take_is_named(saved, tmp_path, tokenizer, lora, key, value):
+    run = shutil.copytree(saved, tmp_path / "run")
+    path = run / "checkpoint-4" / "trainer_state.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    (run / "checkpoint-4" / checkpoint.MANIFEST).unlink()
+    with pytest.raises(UserError, match=f"trainer_state.json is damaged.*{key}"):
+        build(run, tokenizer, lora, **SAVES).train(resume_from_checkpoint=str(run / "checkpoint-4"))
 
 
 def test_what_a_kill_leaves_is_cleaned_up(saved, tmp_path):

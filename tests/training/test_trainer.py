@@ -353,3 +353,11 @@ def test_an_image_classifier_trains_in_plain_python(tmp_path):
 def test_settings_that_lack_others_are_named(tmp_path, tokenizer, lora, settings, words):
     with pytest.raises(UserError, match=words):
         build(tmp_path, tokenizer, lora, max_steps=1, **settings).train()
+
+
+def test_a_lora_section_that_trains_nothing_is_refused(tmp_path, tokenizer):
+    from peft import LoraConfig
+
+    idle = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", inference_mode=True)
+    with pytest.raises(UserError, match=r"trains nothing: lora\.inference_mode"):
+        build(tmp_path, tokenizer, idle)

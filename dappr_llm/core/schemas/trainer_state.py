@@ -28,3 +28,9 @@ class TrainerStateFile(File):
     best_model_checkpoint: Text | None = None
     stateful_callbacks: dict[str, Any]
     total_flos: float = 0.0
+    num_input_tokens_seen: Natural = 0
+    is_local_process_zero: bool = True
+    is_world_process_zero: bool = True
+    is_hyper_param_search: bool = False
+    trial_name: Text | None = None
+    trial_params: dict[str, Any] | None = None

@@ -139,7 +139,16 @@ def test_a_bad_value_is_found_before_anything_slow_is_imported():
     assert done.stdout.strip() == "2 []" and "train.learning_rate is 'fast'" in done.stderr
 
 
-@pytest.mark.parametrize("settings", [{"optim_args": "foo"}, {"remove_unused_columns": True}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optim_args": "foo"},
+        {"remove_unused_columns": True},
+        {"dataloader_multiprocessing_context": "fork"},
+        {"dataloader_persistent_workers": True},
+        {"dataloader_prefetch_factor": 2},
+    ],
+)
 def test_a_script_gets_the_same_refusal(tmp_path, settings):
     from dappr_llm.training.config import DAPPrConfig
 
