@@ -44,7 +44,7 @@ class _Parser(argparse.ArgumentParser):
         from ..core.secrets import mask
         from ..core.terminal import printable
 
-        super().error(printable(mask(message)))
+        super().error(printable(mask(message), one_line=True))
 
 
 def build_parser(verb: str | None = None) -> argparse.ArgumentParser:

@@ -169,6 +169,8 @@ def plan(
     per_epoch = steps_per_epoch(rows + _auxiliary_rows(recipe, rows), batch, accumulation, args.dataloader_drop_last)
     steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_epoch)
     state = _OPTIMIZER_BYTES.get(str(getattr(args.optim, "value", args.optim)), 8) * sizes.trainable
+    if steps < 1:
+        raise UserError(f"{recipe.name}: train.num_train_epochs leaves no step to train; there is nothing to plan")
     coefficients, warnings = _coefficients(method, steps, per_epoch)
     tokens = planned.example[0] if len(planned.example) == 1 else None
     return Plan(

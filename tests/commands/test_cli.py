@@ -363,3 +363,9 @@ def test_text_classification_from_a_csv_file(recipe, tmp_path, capsys):
     assert main([*command, "--answer", "kind", "--out", str(tmp_path / "labels.npz")]) == 0
     table = PredictionTable.load(tmp_path / "labels.npz")
     assert table.probs.shape == (30, 3) and table.labels.tolist() == [i % 3 for i in range(30)]
+
+
+def test_a_wrong_argument_is_repeated_in_one_line(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["ask", "run", "what?", "--nonsense", "two\nlines"])
+    assert capsys.readouterr().err.splitlines()[-1].endswith("two\\nlines")

@@ -163,6 +163,11 @@ def test_steps_count_dropped_batches_and_auxiliary_rows(capsys):
     assert steps("mnist/kl_pn", *half) == 32  # as many auxiliary rows again
 
 
+def test_a_run_without_steps_has_no_plan(capsys):
+    assert main(["plan", "mnist/dappr", "--set", "train.num_train_epochs=0", "--rows", "64"]) == 2
+    assert "no step to train" in capsys.readouterr().err
+
+
 def test_options_of_language_models_are_refused_for_images(capsys):
     assert main(["plan", "mnist/dappr", "--rows", "1000", "--length", "20"]) != 0
     assert "trains on images" in capsys.readouterr().err

@@ -34,6 +34,7 @@ def _initial(value: Any) -> Any:
 
 Pattern = Annotated[str, Field(max_length=1000), AfterValidator(_pattern)]
 Patterns = Annotated[list[Name], Field(max_length=10_000)]
+TokenRows = Annotated[list[Natural], Field(min_length=1)]  # PEFT trains with none until the first step fails
 
 
 @with_config(STRICT)
@@ -63,7 +64,7 @@ class LoraSection(TypedDict, total=False):
     alpha_pattern: Annotated[dict[Pattern, Positive], Field(max_length=10_000)] | None
     megatron_config: Options | None
     megatron_core: Name | None
-    trainable_token_indices: list[Natural] | dict[str, list[Natural]] | None
+    trainable_token_indices: TokenRows | dict[str, TokenRows] | None
     loftq_config: Options | None
     eva_config: Options | None
     corda_config: Options | None

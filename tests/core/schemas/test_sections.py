@@ -106,6 +106,7 @@ def test_model_section_holds_the_fields_of_the_image_classifier():
         ("data.naming_share=2", r"data.naming_share is 2; allowed: a number of at least 0 and at most 1"),
         ("model.dtype=bf16", r"model.dtype is 'bf16'; .*did you mean bfloat16"),
         ('model.name="a\\0b"', r"model.name is .*control character"),
+        ("lora.trainable_token_indices=[]", r"lora.trainable_token_indices"),
         ("lora.r=100000", r"lora.r is 100000; allowed: a whole number of at least 1 and at most 4096"),
         ("lora.target_modules=(a+)+x", r"lora.target_modules is .*could take for ever"),
         ("lora.init_lora_weights=gausian", r"lora.init_lora_weights is 'gausian'.*gaussian"),
