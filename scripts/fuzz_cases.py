@@ -181,7 +181,7 @@ def _damage(draw: random.Random, path: Path) -> str:
 def _signed(content: dict[Any, Any]) -> dict[Any, Any]:
     """A decision with a checksum that fits, as an attacker would write it."""
     rest = {str(key): value for key, value in content.items() if key != "checksum"}
-    text = json.dumps(rest, sort_keys=True)
+    text = json.dumps(json.loads(json.dumps(rest)), sort_keys=True)  # keys that are numbers become texts
     return {**rest, "checksum": hashlib.sha256(text.encode()).hexdigest()}
 
 

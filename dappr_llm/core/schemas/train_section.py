@@ -178,7 +178,7 @@ class TrainSection(OwnArguments, total=False):
     accelerator_config: Options | None
     parallelism_config: None  # an object of accelerate's, which a recipe cannot write down
     dataloader_drop_last: bool
-    dataloader_num_workers: Annotated[int, Field(ge=0, le=1024)]
+    dataloader_num_workers: Annotated[int, Field(ge=0, le=128)]  # each is a process
     dataloader_pin_memory: bool
     dataloader_persistent_workers: bool
     dataloader_prefetch_factor: Annotated[int, Field(ge=1, le=10_000)] | None
