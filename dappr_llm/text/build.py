@@ -15,8 +15,9 @@ from ..methods import Method
 from . import lm
 from .adapter_files import check_adapter, read_config
 from .backend import TextBackend, check_method
+from .data import tasks
 from .data.streams import most_options, stream_task
-from .data.tasks import MCQTask, get_task, load_task, with_naming
+from .data.tasks import MCQTask, get_task, inherit, load_task, task_of_run, with_naming
 from .prompt import Prompt, choice_token_ids
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ def build_lora(recipe: Recipe) -> LoraConfig:
         return LoraConfig(**{**_PEFT_DEFAULTS, **recipe.lora})
 
 
-def find_task(spec: str | Mapping[str, Any] | MCQTask) -> MCQTask:
-    """A task by its name, file or description."""
-    return get_task(spec)
+def find_task(spec: str | Mapping[str, Any] | MCQTask, own: MCQTask | None = None) -> MCQTask:
+    """A task by its name, file or description; beside the training task `own` it inherits columns and labels."""
+    return get_task(spec) if own is None else inherit(own, spec, ood=True)
 
 
 def load_rows(
@@ -51,32 +52,28 @@ def load_rows(
 
 
 def build_task(recipe: Recipe) -> MCQTask:
-    """The training task."""
-    return get_task(recipe.data.train)
+    """The training task, with what its rows say where the recipe says nothing: columns, labels, splits."""
+    return task_of_run(recipe)
 
 
 def build_data(recipe: Recipe, task: MCQTask | None = None, seed: int = 0) -> tuple[Any, Dataset | None]:
     """Training and validation rows; only training rows are ever turned into naming questions."""
     data, task = recipe.data, task or build_task(recipe)
     if data.streaming:
-        return _stream(recipe)
+        return _stream(recipe, task)
     train = load_task(task, data.train_split, data.root, data.max_train_samples)
     validation = None
-    if data.validation_fraction:
-        halves = train.train_test_split(data.validation_fraction, seed=0)
-        train, validation = halves["train"], halves["test"]
-    elif data.validation_split is not None:
-        validation = _validation(recipe)
+    if data.validation_split is not None or data.validation_fraction:
+        validation = _validation(recipe, task)
     return with_naming(train, data.naming_share), validation
 
 
-def _validation(recipe: Recipe) -> Dataset:
+def _validation(recipe: Recipe, task: MCQTask) -> Dataset:
     data = recipe.data
-    assert data.validation_split is not None
-    return load_task(data.train, data.validation_split, data.root, data.max_validation_samples)
+    return load_task(task, data.validation_split or "validation", data.root, data.max_validation_samples)
 
 
-def _stream(recipe: Recipe) -> tuple[Any, Dataset | None]:
+def _stream(recipe: Recipe, task: MCQTask) -> tuple[Any, Dataset | None]:
     """Training rows as a stream, validation rows as ever."""
     data = recipe.data
     if int(recipe.train.get("max_steps", -1)) <= 0:
@@ -84,10 +81,10 @@ def _stream(recipe: Recipe) -> tuple[Any, Dataset | None]:
     if data.validation_fraction or data.naming_share:
         raise UserError(f"{recipe.name}: data.streaming goes with neither validation_fraction nor naming_share")
     seed = int(recipe.train.get("seed", 42))
-    rows = stream_task(data.train, data.train_split, data.root, data.max_train_samples, data.shuffle_buffer, seed)
+    rows = stream_task(task, data.train_split, data.root, data.max_train_samples, data.shuffle_buffer, seed)
     if data.validation_split is None:
         return rows, None
-    return rows, _validation(recipe)
+    return rows, _validation(recipe, task)
 
 
 def build_model(
@@ -116,7 +113,7 @@ def build_model(
     revision = model_commit(lm.model_path(section.name), section.revision) or section.revision
     common: dict[str, Any] = {"revision": revision, "trust_remote_code": section.trust_remote_code}
     tokenizer = lm.load_tokenizer(section.name, **common)
-    widest = args.num_choices or (most_options(train) if recipe.data.streaming else max(map(len, train["options"])))
+    widest = args.num_choices or (most_options(train) if recipe.data.streaming else tasks.most_options(train))
     choice_token_ids(tokenizer, widest, build_prompt(args).ending)  # letters must be there before gigabytes are loaded
     if section.attn_implementation:
         common["attn_implementation"] = section.attn_implementation

@@ -135,7 +135,7 @@ def load_auxiliary(recipe: Recipe, method: Method, own: Any, seed: int) -> Any:
     check_auxiliary(method, recipe.method["name"], data.auxiliary is not None)
     if recipe.model.backbone is not None and is_noise(data.auxiliary):
         return noise(recipe, own, seed)
-    task = build.find_task(data.auxiliary)
+    task = build.find_task(data.auxiliary, own)
     check_names(recipe.name, task.name, own.name, [build.find_task(spec).name for spec in data.ood])
     return build.load_rows(task, data.auxiliary_split, data.root, labelled=False, seed=seed)
 
@@ -151,7 +151,7 @@ def build_tests(recipe: Recipe) -> tuple[RowSet | None, list[RowSet]]:
         id_set = RowSet(rows, own.name, data.test_split, meta)
     ood: list[RowSet] = []
     for spec in data.ood:
-        task = build.find_task(spec)
+        task = build.find_task(spec, own)
         if task.name in [each.task for each in ood] or task.name == own.name:
             raise UserError(f"{recipe.name}: data.ood names {task.name!r} twice, or it is the training task")
         rows = build.load_rows(task, data.ood_split, data.root, data.max_test_samples, labelled=False)

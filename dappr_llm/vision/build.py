@@ -31,8 +31,8 @@ def is_image_recipe(recipe: Recipe) -> bool:
     return recipe.model.backbone is not None
 
 
-def find_task(spec: str | Mapping[str, Any] | ImageTask) -> ImageTask:
-    """A task by its name, file or description."""
+def find_task(spec: str | Mapping[str, Any] | ImageTask, own: ImageTask | None = None) -> ImageTask:
+    """A task by its name, file or description; images inherit nothing from the training task `own`."""
     from .data.tasks import get_image_task
 
     return get_image_task(spec)

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from ..names import safe_path
 from ..secrets import mask
-from .types import STRICT, Count, Dropout, Inside, Name, Names, Options, Positive, Section, Share, Text
+from .types import STRICT, Count, Dropout, Inside, Name, Names, Options, Positive, Section, Seed, Share, Text
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Width = Annotated[int, Field(ge=1, le=65_536)]
@@ -28,8 +28,13 @@ class TaskDescription(TypedDict, total=False):
     config: Name | None
     splits: dict[Name, Text] | None
     revision: Name | None
-    # rows of text
-    question: Name | None
+    encoding: Name | None
+    fractions: Annotated[dict[Name, Inside], Field(min_length=2, max_length=20)] | None
+    split_seed: Seed | None
+    # rows of text; for classification `question`, `answer` and `options` are also called `text`, `label` and `labels`
+    text: Text | Names | None
+    labels: Annotated[list[Plain], Field(min_length=2, max_length=100_000)] | None
+    question: Text | Names | None
     choices: Name | Names | None
     answer: Name | None
     id: Name | None
@@ -38,7 +43,7 @@ class TaskDescription(TypedDict, total=False):
     # rows of images
     task: Name
     image: Name
-    label: Name
+    label: Name | None
     num_classes: Annotated[int, Field(ge=1, le=1_000_000)] | None
     class_names: Names
     channels: Literal[1, 3]
@@ -67,6 +72,9 @@ class ModelSection(Section):
     """
     `model:` which base model, how it is loaded, and the adapter that training starts from.
 
+    `readout` is how a text model's K outputs are read: from answer letters, from a classification head, or from tokens
+    of the labels; `auto` lets the data decide.
+
     For images `backbone` takes the place of `name` (`convnet`, or a timm model), `adapter` is a checkpoint to start
     from, and the fields after it are those of `dappr_llm.vision.model.ImageClassifierConfig`.
     """
@@ -78,6 +86,7 @@ class ModelSection(Section):
     trust_remote_code: bool = False
     quantization: Options | None = None
     adapter: Text | None = None
+    readout: Literal["auto", "letters", "head", "tokens"] = "auto"
     backbone: Name | None = None
     pretrained: bool = False
     stem: Literal["default", "small"] = "default"
@@ -100,6 +109,9 @@ class DataSection(Section):
     learn from such rows. `augment` replaces an image task's own augmentation (`none`, or names such as
     `[crop, flip]`).
 
+    `checks`: what is done about mistakes in the rows that make results wrong. By default `error` for one's own data,
+    and `warn` for the tasks of the registry, whose splits are what they are.
+
     `streaming` reads training rows as they are needed, shuffled within `shuffle_buffer` rows; needs `train.max_steps`.
     """
 
@@ -121,6 +133,7 @@ class DataSection(Section):
     max_train_samples: Count | None = None
     max_validation_samples: Count | None = None
     max_test_samples: Count | None = None
+    checks: Literal["error", "warn", "off"] | None = None
 
 
 class Recipe(Section):

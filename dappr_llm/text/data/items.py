@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
@@ -10,32 +11,29 @@ from typing import Any
 
 from ...core.errors import UserError, nearest
 from ...core.names import check_id
+from .columns import Columns, QuestionReader, take
+from .labels import LabelIndex, label_text, plain_text
+
+__all__ = ["ANSWER_TYPES", "LETTERS", "UNKNOWN", "Columns", "ItemParser", "MCQItem", "RowProblem", "parse_item"]
 
 LETTERS = ascii_uppercase
 ANSWER_TYPES = ("auto", "letter", "index", "text")
+_INDEX = re.compile(r"\d{1,7}")
 UNKNOWN = -1  # label of an unlabelled row
-
-# Column names that are tried in this order if a recipe names none.
-_GUESSES = {
-    "question": ("question_stem", "question", "prompt", "text", "sentence"),
-    "choices": ("choices", "options"),
-    "answer": ("answerKey", "answer", "label", "labels"),
-    "id": ("id", "qid", "uid"),
-}
 
 
 @dataclass(frozen=True)
 class MCQItem:
     """
-    One multiple-choice question.
+    One multiple-choice question, or one text to classify.
 
     Args:
         id (`str`):
             Unique within a split.
         question (`str`):
-            The question, without its options.
+            The question, without its options; or the text.
         options (`tuple[str, ...]`):
-            What can be answered; at least 2.
+            What can be answered; at least 2. Items of a task with fixed labels share one tuple of label names.
         label (`int`):
             Index of the right option, or `UNKNOWN`.
     """
@@ -46,29 +44,27 @@ class MCQItem:
     label: int
 
 
-@dataclass(frozen=True)
-class Columns:
+class RowProblem(UserError):
     """
-    The columns of a row; those that are not named are guessed from the usual names.
+    Something wrong with one row, of a kind that data checks count instead of stopping at the first.
 
     Args:
-        question, choices, answer, id (`str`, *optional*):
-            Column names. `choices` may be a list of columns, one per option.
-        options (`tuple[str, ...]`, *optional*):
-            The same options for every row, for text classification with fixed labels; replaces `choices`.
-        answer_type (`str`, *optional*, defaults to `"auto"`):
-            What the answer column holds: `"letter"`, `"index"` (from 0), `"text"` (of the right option), or `"auto"`.
+        kind (`str`):
+            `"empty"` (no text), `"unlabelled"` or `"unknown label"`.
+        where, what (`str`):
+            The row, and the sentence about it.
+        value (`str`, *optional*):
+            The label that is not known.
     """
 
-    question: str | None = None
-    choices: str | Sequence[str] | None = None
-    answer: str | None = None
-    id: str | None = None
-    options: tuple[str, ...] | None = None
-    answer_type: str = "auto"
+    def __init__(self, kind: str, where: str, what: str, value: str = ""):
+        super().__init__(f"{where}: {what}")
+        self.kind, self.where, self.value = kind, where, value
 
 
-def parse_item(row: Mapping[str, Any], columns: Columns, where: str, default_id: str) -> MCQItem:
+def parse_item(
+    row: Mapping[str, Any], columns: Columns, where: str, default_id: str, labelled: bool = False
+) -> MCQItem:
     """
     Parse one raw row.
 
@@ -81,49 +77,100 @@ def parse_item(row: Mapping[str, Any], columns: Columns, where: str, default_id:
             File and line, or dataset and row; the start of error messages.
         default_id (`str`):
             Id to use if the row has none.
+        labelled (`bool`, *optional*, defaults to `False`):
+            Refuse a row without an answer.
     """
-    question = _take(row, "question", columns.question, where)
-    if not isinstance(question, str) or not question.strip():
-        raise UserError(f"{where}: the question is empty")
-    options, labels = _options(row, columns, where)
-    item_id = _take(row, "id", columns.id, where, optional=True)
-    answer = _take(row, "answer", columns.answer, where, optional=True)
-    return MCQItem(
-        id=default_id if item_id in (None, "") else check_id(item_id, where),
-        question=question,
-        options=options,
-        label=_label(answer, options, labels, columns.answer_type, where),
-    )
+    return ItemParser(columns)(row, where, default_id, labelled)
 
 
-def _take(row: Mapping[str, Any], part: str, name: str | None, where: str, optional: bool = False) -> Any:
-    if name is not None:
-        if name in row:
-            return row[name]
-        # A named answer column may be missing: prediction needs no labels, and training reports unlabelled rows.
-        if optional:
-            return None
-        raise UserError(f"{where}: no column {name!r} for the {part}; {nearest(name, row)}")
-    for guess in _GUESSES[part]:
-        if guess in row:
-            return row[guess]
-    if optional:
-        return None
-    raise UserError(
-        f"{where}: no {part} column found among {', '.join(map(repr, row)) or 'nothing'}; "
-        f"name it, e.g. {part}: my_column"
-    )
+class ItemParser:
+    """
+    Parses the rows of a task.
+
+    Args:
+        columns (`Columns`):
+            The names of their columns, and the labels if they are fixed.
+    """
+
+    def __init__(self, columns: Columns):
+        self.columns = columns
+        self.fixed = columns.options is not None
+        self.question = QuestionReader(columns.question, self.fixed)
+        self.labels = LabelIndex(_checked(columns.options, "labels")) if columns.options is not None else None
+
+    def __call__(self, row: Mapping[str, Any], where: str, default_id: str, labelled: bool = False) -> MCQItem:
+        """One row as an item; arguments as for `parse_item`."""
+        columns = self.columns
+        question = self.question(row, where)
+        if not isinstance(question, str) or not question.strip():
+            raise RowProblem("empty", where, f"the {'text' if self.fixed else 'question'} is empty")
+        # A named answer column may be missing where no labels are needed.
+        answer = take(row, "answer", columns.answer, where, not (labelled and columns.answer), self.fixed)
+        if self.labels is not None:
+            options, label = self.labels.labels, self._fixed_label(answer, where)
+        else:
+            options, names = own_options(row, columns, where)
+            label = _own_label(answer, options, names, columns, where)
+        if labelled and label == UNKNOWN:
+            raise RowProblem("unlabelled", where, "the row has no answer, which training and evaluation need")
+        item_id = take(row, "id", columns.id, where, optional=True)
+        name = default_id if item_id in (None, "") else check_id(item_id, where)
+        return MCQItem(id=name, question=question, options=options, label=label)
+
+    def _fixed_label(self, answer: Any, where: str) -> int:
+        assert self.labels is not None
+        text = label_text(answer, where)
+        if text is None:
+            return UNKNOWN
+        found = _position(text, self.labels, self.columns.answer_type)
+        if found is None and self.columns.foreign:
+            return UNKNOWN
+        if found is None:
+            labels = self.labels.labels
+            if self.labels.several(text):
+                raise UserError(f"{where}: the label {text!r} names several labels, and every row needs one")
+            raise RowProblem(
+                "unknown label",
+                where,
+                f"the label {text!r} is not among the {len(labels)} labels; {nearest(text, labels)}",
+                text,
+            )
+        return found
 
 
-def _options(row: Mapping[str, Any], columns: Columns, where: str) -> tuple[tuple[str, ...], list[str] | None]:
+def _position(text: str, labels: LabelIndex, kind: str) -> int | None:
+    """The label that a cell means; names come first, so that `1` among `1…5` is the label 1 and never the second."""
+    count = len(labels.labels)
+    named = labels.find(text) if kind in ("auto", "text") else None
+    if named is None and kind in ("auto", "letter") and len(text) == 1 and text.upper() in LETTERS[:count]:
+        return LETTERS.index(text.upper())
+    if named is None and kind in ("auto", "index") and _INDEX.fullmatch(text) and int(text) < count:
+        return int(text)
+    return named
+
+
+def _checked(texts: Sequence[Any], where: str) -> tuple[str, ...]:
+    if len(texts) < 2:
+        raise UserError(f"{where}: {len(texts)} choice(s), at least 2 are needed")
+    options = tuple(str(text) for text in texts)
+    for position, option in enumerate(options):
+        if not option.strip():
+            shown = LETTERS[position] if position < len(LETTERS) else position + 1
+            raise UserError(f"{where}: choice {shown} is empty")
+    return options
+
+
+# --- rows with their own options ------------------------------------------------------------------------------------
+
+
+def own_options(row: Mapping[str, Any], columns: Columns, where: str) -> tuple[tuple[str, ...], list[str] | None]:
+    """The options of a row, and the names that they have in the dataset (`A`, `1`), if any."""
     labels: list[str] | None = None
-    if columns.options is not None:
-        texts: Any = list(columns.options)
-    elif columns.choices is not None and not isinstance(columns.choices, str):
-        texts = [_take(row, "choices", name, where) for name in columns.choices]
+    if columns.choices is not None and not isinstance(columns.choices, str):
+        texts: Any = [take(row, "choices", name, where) for name in columns.choices]
         texts = [text for text in texts if text not in (None, "")]
     else:
-        texts = _take(row, "choices", columns.choices, where)
+        texts = take(row, "choices", columns.choices, where)
         if isinstance(texts, str):
             texts = _json_list(texts, where)
         if isinstance(texts, Mapping):  # Hub layout: {"text": [...], "label": [...]}
@@ -133,15 +180,9 @@ def _options(row: Mapping[str, Any], columns: Columns, where: str) -> tuple[tupl
         raise UserError(f"{where}: the choices are {type(texts).__name__}, expected a list of texts")
     if labels is not None and len(labels) != len(texts):
         raise UserError(f"{where}: {len(texts)} choices but {len(labels)} choice labels")
-    if len(texts) < 2:
-        raise UserError(f"{where}: {len(texts)} choice(s), at least 2 are needed")
     if len(texts) > len(LETTERS):
         raise UserError(f"{where}: {len(texts)} choices, but there are only {len(LETTERS)} letters")
-    options = tuple(str(text) for text in texts)
-    for position, option in enumerate(options):
-        if not option.strip():
-            raise UserError(f"{where}: choice {LETTERS[position]} is empty")
-    return options, labels
+    return _checked(texts, where), labels
 
 
 def _json_list(text: str, where: str) -> Any:
@@ -155,14 +196,15 @@ def _json_list(text: str, where: str) -> Any:
         ) from None
 
 
-def _label(answer: Any, options: tuple[str, ...], labels: list[str] | None, kind: str, where: str) -> int:
-    if answer is None or (isinstance(answer, str) and not answer.strip()):
+def _own_label(answer: Any, options: tuple[str, ...], names: list[str] | None, columns: Columns, where: str) -> int:
+    text = label_text(answer, where)
+    if text is None:
         return UNKNOWN
-    if isinstance(answer, float) and answer.is_integer():  # pandas turns integer columns with gaps into floats
-        answer = int(answer)
-    found = _candidates(answer, options, labels, kind)
+    found = own_candidates(text, options, names, columns.answer_type)
     if len(set(found)) == 1:
         return found[0]
+    if not found and columns.foreign:
+        return UNKNOWN
     shown = ", ".join(repr(option) for option in options[:6]) + (", …" if len(options) > 6 else "")
     if not found:
         raise UserError(f"{where}: the answer {answer!r} is not among the choices ({shown})")
@@ -172,22 +214,18 @@ def _label(answer: Any, options: tuple[str, ...], labels: list[str] | None, kind
     )
 
 
-def _candidates(answer: Any, options: tuple[str, ...], labels: list[str] | None, kind: str) -> list[int]:
-    """Option indices that `answer` may refer to; several if it is ambiguous (`"A"` as a letter and as a text)."""
-    text = str(answer).strip()
-    if isinstance(answer, bool):
-        text = text.lower()
-    if kind in ("auto", "letter") and labels is not None and text in labels:
-        return [labels.index(text)]
-    is_index = (isinstance(answer, int) and not isinstance(answer, bool)) or (kind == "index" and text.isdigit())
-    if kind in ("auto", "index") and is_index:
-        return [int(text)] if 0 <= int(text) < len(options) else []
+def own_candidates(text: str, options: tuple[str, ...], names: list[str] | None, kind: str) -> list[int]:
+    """Option indices that an answer may refer to; several if it is ambiguous (`"A"` as a letter and as a text)."""
+    if kind in ("auto", "letter") and names is not None and text in names:
+        return [names.index(text)]
     found = []
     if kind in ("auto", "text"):
-        found += [i for i, option in enumerate(options) if option.strip() == text]
-        found = found or [i for i, option in enumerate(options) if option.strip().lower() == text.lower()]
+        forms = [plain_text(option) for option in options]
+        found += [i for i, form in enumerate(forms) if form == text]
+        found = found or [i for i, form in enumerate(forms) if form.lower() == text.lower()]
     if kind in ("auto", "letter") and len(text) == 1 and text.upper() in LETTERS[: len(options)]:
         found.append(LETTERS.index(text.upper()))
-    if not found and kind == "auto" and text.isdigit() and int(text) < len(options):
+    # A number is a position only where it is none of the options.
+    if not found and kind in ("auto", "index") and _INDEX.fullmatch(text) and int(text) < len(options):
         found.append(int(text))
     return found

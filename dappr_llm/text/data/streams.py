@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.errors import UserError
 from ..prompt import tokenize_items
-from .items import UNKNOWN, Columns, parse_item
-from .tasks import get_task, iter_items
+from .items import Columns, parse_item
+from .tasks import MCQTask, get_task, iter_items, settle
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
@@ -20,7 +20,7 @@ _COLUMNS = ("input_ids", "labels", "num_options", "length")
 
 
 def stream_task(
-    task: str | Mapping[str, Any],
+    task: str | Mapping[str, Any] | MCQTask,
     split: str,
     root: str | Path | None = None,
     limit: int | None = None,
@@ -31,7 +31,7 @@ def stream_task(
     The items of one split as an `IterableDataset`, shuffled within a buffer.
 
     Args:
-        task (`str` or `Mapping`):
+        task (`str`, `Mapping` or `MCQTask`):
             See `get_task`.
         split (`str`):
             The split.
@@ -46,18 +46,15 @@ def stream_task(
     """
     from datasets import IterableDataset
 
+    task = settle(get_task(task), root, split)  # once, not in every worker
     stream = IterableDataset.from_generator(
         _rows, gen_kwargs={"task": task, "split": split, "root": root, "limit": limit}
     )
     return stream.shuffle(seed=seed, buffer_size=buffer) if buffer else stream
 
 
-def _rows(
-    task: str | Mapping[str, Any], split: str, root: str | Path | None, limit: int | None
-) -> Iterator[dict[str, Any]]:
-    for place, item in itertools.islice(iter_items(get_task(task), split, root), limit):
-        if item.label == UNKNOWN:
-            raise UserError(f"{place}: the row has no answer, which training needs")
+def _rows(task: MCQTask, split: str, root: str | Path | None, limit: int | None) -> Iterator[dict[str, Any]]:
+    for _, item in itertools.islice(iter_items(task, split, root, labelled=True), limit):
         yield {"id": item.id, "question": item.question, "options": list(item.options), "label": item.label}
 
 
@@ -117,10 +114,7 @@ def prepare_stream(
 def _parsed(rows: dict[str, list[Any]], name: str) -> dict[str, list[Any]]:
     count = len(next(iter(rows.values())))
     found = [
-        parse_item({key: values[i] for key, values in rows.items()}, Columns(), f"{name}, a row", str(i))
+        parse_item({key: values[i] for key, values in rows.items()}, Columns(), f"{name}, a row", str(i), True)
         for i in range(count)
     ]
-    for item in found:
-        if item.label == UNKNOWN:
-            raise UserError(f"{name}, row {item.id!r}: the row has no answer, which training needs")
     return {key: [getattr(item, key) for item in found] for key in ("id", "question", "options", "label")}

@@ -1,150 +1,123 @@
-"""The registry of multiple-choice tasks, and loading the items of a split."""
+"""Loading the items of a split of a task; the declarations themselves are in `registry`."""
 
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import UserError, nearest
+from ...core.splits import same_text
+from ...core.splits import split as deal_out
 from . import everyday
-from .items import ANSWER_TYPES, UNKNOWN, Columns, MCQItem, parse_item
-from .sources import find_local, is_data_file, read_file, read_hub
+from .items import LETTERS, UNKNOWN, ItemParser, MCQItem, RowProblem
+from .registry import TASKS, MCQTask, describe, get_task
+from .settle import DATA_ROOT, inherit, raw_rows, settle, settle_recipe, task_of_run
+from .sources import as_rows, is_data_file
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-DATA_ROOT = "DAPPR_DATA_ROOT"
+__all__ = [
+    "DATA_ROOT", "TASKS", "ItemRows", "MCQTask", "as_dataset", "as_rows", "describe", "get_task", "inherit",
+    "iter_items", "labels_of", "load_items", "load_task", "most_options", "settle", "settle_recipe", "task_of_run",
+    "with_naming",
+]  # fmt: skip
+
+logger = logging.getLogger(__name__)
+
+Placed = tuple[str, MCQItem]  # file and line, item
+_last_dealt: tuple[tuple[Any, ...], dict[str, list[Placed]]] | None = None
 
 
-@dataclass(frozen=True)
-class MCQTask:
+def iter_items(
+    task: MCQTask,
+    split: str,
+    root: str | Path | None = None,
+    labelled: bool = False,
+    problems: list[RowProblem] | None = None,
+) -> Iterator[Placed]:
     """
-    The dataset of a task and how its rows are parsed.
+    Iterate over `(place, item)` of one split; the place is file and line.
+
+    Nothing is kept in memory, unless the split is dealt out from a larger one.
 
     Args:
-        name (`str`):
-            Short name, used in metric keys and file names.
-        path (`str`, *optional*):
-            Hub id of the dataset; `None` for bundled tasks and for tasks made of files.
-        config (`str`, *optional*):
-            Hub configuration.
-        splits (`dict[str, str]`, *optional*):
-            Our split name → the dataset's split name, or a data file; `"*"` for all others. By default the same name.
-        num_choices (`int`, *optional*):
-            The largest number of options of an item. `None`: found in the data.
-        columns (`Columns`, *optional*):
-            Column names.
-        revision (`str`, *optional*):
-            Commit or tag on the Hub.
+        task (`MCQTask`):
+            The task.
+        split (`str`):
+            The split.
+        root (`str` or `Path`, *optional*):
+            Local folder with copies of Hub datasets.
+        labelled (`bool`, *optional*, defaults to `False`):
+            Refuse rows without a label.
+        problems (`list[RowProblem]`, *optional*):
+            Where bad rows are put, which are then left out; by default the first one is an error.
     """
-
-    name: str
-    path: str | None = None
-    config: str | None = None
-    splits: Mapping[str, str] = field(default_factory=dict)
-    num_choices: int | None = None
-    columns: Columns = Columns()
-    revision: str | None = None
-
-
-_HUB: dict[str, Any] = {"choices": "choices", "answer": "answerKey", "id": "id"}
-_ARC = Columns(question="question", **_HUB)
-
-TASKS: dict[str, MCQTask] = {
-    task.name: task
-    for task in (
-        MCQTask("obqa", "allenai/openbookqa", "main", num_choices=4, columns=Columns("question_stem", **_HUB)),
-        MCQTask("arc_c", "allenai/ai2_arc", "ARC-Challenge", num_choices=5, columns=_ARC),
-        MCQTask("arc_e", "allenai/ai2_arc", "ARC-Easy", num_choices=5, columns=_ARC),
-        # The labels of CommonsenseQA's test split are not public; as usual, the validation split is used for testing.
-        MCQTask("csqa", "tau/commonsense_qa", None, {"test": "validation"}, num_choices=5, columns=_ARC),
-        MCQTask("everyday", num_choices=4),
-        MCQTask("everyday_arithmetic", num_choices=4),
-        MCQTask("everyday_opposites", num_choices=4),
-    )
-}
-
-_COLUMN_KEYS = {f.name for f in fields(Columns)}
-_TASK_KEYS = {"name", "path", "config", "splits", "revision"} | _COLUMN_KEYS
-
-
-def get_task(spec: str | Mapping[str, Any] | MCQTask) -> MCQTask:
-    """
-    The task that a name, a file, a Hub id or a mapping in a recipe refers to.
-
-    Args:
-        spec (`str`, `Mapping` or `MCQTask`):
-            A name in `TASKS`; the path of a JSONL, CSV or Parquet file; a Hub dataset id; or a mapping with
-            `name`, `path` and/or `splits`, and the column names (`question`, `choices`, `answer`, `id`,
-            `options`, `answer_type`).
-    """
-    if isinstance(spec, MCQTask):
-        return spec
-    if isinstance(spec, str):
-        if spec in TASKS:
-            return TASKS[spec]
-        if is_data_file(spec):
-            return MCQTask(_stem(spec), splits={"*": spec})
-        if "/" in spec:
-            return MCQTask(spec.split("/")[-1], spec)
-        raise UserError(
-            f"Unknown task {spec!r}; {nearest(spec, TASKS)} "
-            "(or give a .jsonl, .csv or .parquet file, or a Hub id org/name)"
-        )
-    if not isinstance(spec, Mapping):
-        raise UserError(f"A task is a name or a mapping, not {type(spec).__name__}: {spec!r}")
-    for key in spec:
-        if key not in _TASK_KEYS:
-            raise UserError(f"Unknown key {key!r} in the task description; {nearest(key, _TASK_KEYS)}")
-    path, splits = spec.get("path"), dict(spec.get("splits") or {})
-    if path is None and not splits:
-        raise UserError("A task description needs `path` (a file or Hub id) or `splits` (split: file)")
-    if path is not None and is_data_file(path):
-        splits, path = {"*": path, **splits}, None
-    name = spec.get("name") or (path.split("/")[-1] if path else _stem(next(iter(splits.values()))))
-    return MCQTask(name, path, spec.get("config"), splits, columns=_columns(spec), revision=spec.get("revision"))
-
-
-def _columns(spec: Mapping[str, Any]) -> Columns:
-    values = {key: value for key, value in spec.items() if key in _COLUMN_KEYS and value is not None}
-    if "options" in values:
-        values["options"] = tuple(str(option) for option in values["options"])
-    kind = values.get("answer_type", "auto")
-    if kind not in ANSWER_TYPES:
-        raise UserError(f"Unknown answer_type {kind!r}; {nearest(kind, ANSWER_TYPES)}")
-    return Columns(**values)
-
-
-def _stem(path: str) -> str:
-    return Path(path).name.split(".")[0]
-
-
-def iter_items(task: MCQTask, split: str, root: str | Path | None = None) -> Iterator[tuple[str, MCQItem]]:
-    """Iterate over `(place, item)` of one split without loading it into memory; the place is file and line."""
-    if task.path is None and not task.splits:
-        for row in everyday.generate(task.name, split):
-            yield (
-                f"{task.name}, {split}, {row['id']}",
-                MCQItem(row["id"], row["question"], tuple(row["options"]), row["label"]),
-            )
+    if task.bundled:
+        yield from _bundled(task, split)
         return
-    root = root or os.environ.get(DATA_ROOT)
-    source = task.splits.get(split) or task.splits.get("*") or split
-    if is_data_file(source):
-        rows = read_file(source)
-    elif task.path is None:
-        raise UserError(f"Task {task.name!r} has no split {split!r}; it has: {', '.join(task.splits) or 'none'}")
-    elif root:
-        rows = read_file(find_local(root, task.path, task.config, source))
+    task = settle(task, root, split)
+    if split in task.fractions:
+        yield from _dealt(task, root, labelled, problems)[split]
     else:
-        rows = read_hub(task.path, task.config, source, task.revision)
-    for number, (place, row) in enumerate(rows):
-        yield place, parse_item(row, task.columns, place, default_id=f"{split}-{number}")
+        yield from _parsed(task, split, root, labelled, problems)
+
+
+def _bundled(task: MCQTask, split: str) -> Iterator[Placed]:
+    for row in everyday.generate(task.name, split):
+        options, label = tuple(row["options"]), row["label"]
+        if task.labels is not None:  # questions for a model that knows other labels
+            options, label = task.labels, UNKNOWN
+        yield f"{task.name}, {split}, {row['id']}", MCQItem(row["id"], row["question"], options, label)
+
+
+def _parsed(
+    task: MCQTask, split: str, root: str | Path | None, labelled: bool, problems: list[RowProblem] | None
+) -> Iterator[Placed]:
+    parse = ItemParser(task.columns)
+    for number, (place, row) in enumerate(raw_rows(task, split, root)):
+        try:
+            yield place, parse(row, place, f"{split}-{number}", labelled)
+        except RowProblem as problem:
+            if problems is None:
+                raise
+            problems.append(problem)
+
+
+def _dealt(
+    task: MCQTask, root: str | Path | None, labelled: bool, problems: list[RowProblem] | None
+) -> dict[str, list[Placed]]:
+    """The rows of every part of a split; those of the last task are kept, since its parts are read one by one."""
+    global _last_dealt
+    first = next(iter(task.fractions))
+    key = (repr(task), str(root), labelled, _stamp(task.source(first)))
+    if _last_dealt is not None and _last_dealt[0] == key:
+        return _last_dealt[1]
+    rows = list(_parsed(task, first, root, labelled, problems))
+    labels = [item.label if task.fixed else 0 for _, item in rows]
+    names = [task.labels[label] if task.labels and label != UNKNOWN else label for label in labels]
+    groups = [same_text(item.question) for _, item in rows]
+    parts = deal_out(names, groups, task.fractions, task.split_seed)
+    found = {name: [rows[number] for number in numbers.tolist()] for name, numbers in parts.items()}
+    counts = ", ".join(f"{name} {len(part):,}" for name, part in found.items())
+    how = "stratified by label, equal texts on one side" if task.fixed else "equal questions on one side"
+    logger.info(f"{task.source(first)}: {len(rows):,} rows split into {counts} ({how}, seed {task.split_seed})")
+    if not problems:
+        _last_dealt = (key, found)
+    return found
+
+
+def _stamp(source: str) -> tuple[int, int] | None:
+    """Tells a file from what it was before."""
+    if not is_data_file(source) or not os.path.isfile(source):
+        return None
+    state = os.stat(source)
+    return state.st_mtime_ns, state.st_size
 
 
 def load_task(
@@ -176,6 +149,7 @@ class ItemRows(list[dict[str, Any]]):
     """Parsed items as a list; a `Dataset` is made only to tokenise them, since importing `datasets` takes seconds."""
 
     column_names = ("id", "question", "options", "label")
+    labels: tuple[str, ...] | None = None  # of the task, if they are fixed
 
     def __getitem__(self, key: Any) -> Any:
         return [row[key] for row in self] if isinstance(key, str) else super().__getitem__(key)
@@ -198,7 +172,8 @@ def load_items(
     places: dict[str, str] = {}
     items = ItemRows()
     try:
-        for place, item in itertools.islice(iter_items(task, split, root), limit):
+        task = settle(task, root, split)
+        for place, item in itertools.islice(iter_items(task, split, root, labelled), limit):
             if item.id in places:
                 raise UserError(f"{place}: the id {item.id!r} was used before ({places[item.id]}); ids must be unique")
             if labelled and item.label == UNKNOWN:
@@ -209,6 +184,7 @@ def load_items(
         raise UserError(str(error)) from None
     if not items:
         raise UserError(f"Task {task.name!r}, split {split!r}, has no rows")
+    items.labels = task.labels
     return items
 
 
@@ -241,9 +217,30 @@ def with_naming(items: Dataset, share: float) -> Dataset:
 
 
 def as_dataset(items: list[dict[str, Any]]) -> Dataset:
-    from datasets import Dataset, Features, List, Value
+    """
+    Items as a `Dataset`. Fixed labels are the names of its column `label` (a `ClassLabel`); beyond the 26 of which
+    letters can be read, they are not repeated in every row as `options` ([`labels_of`] names them).
+    """
+    from datasets import ClassLabel, Dataset, Features, List, Value
 
-    features = Features(
-        {"id": Value("string"), "question": Value("string"), "options": List(Value("string")), "label": Value("int64")}
-    )
-    return Dataset.from_list(items, features=features)
+    labels = items.labels if isinstance(items, ItemRows) else None
+    features: dict[str, Any] = {"id": Value("string"), "question": Value("string")}
+    if labels is None or len(labels) <= len(LETTERS):
+        features["options"] = List(Value("string"))
+    features["label"] = Value("int64") if labels is None else ClassLabel(names=list(labels))
+    columns = {name: [item[name] for item in items] for name in features}
+    return Dataset.from_dict(columns, features=Features(features))
+
+
+def labels_of(rows: Any) -> tuple[str, ...] | None:
+    """The fixed labels of loaded items (`ItemRows`, or a `Dataset` made of them); `None` if rows have their own."""
+    if isinstance(rows, ItemRows):
+        return rows.labels
+    names = getattr((getattr(rows, "features", None) or {}).get("label"), "names", None)
+    return tuple(names) if names else None
+
+
+def most_options(rows: Any) -> int:
+    """The largest number of options of loaded items."""
+    labels = labels_of(rows)
+    return len(labels) if labels else max(map(len, rows["options"]))

@@ -61,12 +61,12 @@ def test_every_method_has_the_schema_of_its_options():
 
 
 def test_prompts_and_tasks_hold_the_fields_of_their_classes():
-    from dappr_llm.text.data.tasks import _TASK_KEYS
+    from dappr_llm.text.data.registry import TASK_KEYS
     from dappr_llm.text.prompt import Prompt
     from dappr_llm.vision.data.catalogue import ImageTask
 
     assert keys(train_section.PromptSection) == {f.name for f in fields(Prompt)}
-    assert keys(TaskDescription) == _TASK_KEYS | {f.name for f in fields(ImageTask)} | {"task"}
+    assert keys(TaskDescription) == TASK_KEYS | {f.name for f in fields(ImageTask)} | {"task"}
 
 
 def test_model_section_holds_the_fields_of_the_image_classifier():

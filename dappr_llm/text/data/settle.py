@@ -1,0 +1,264 @@
+"""
+What a task leaves open, found in its training rows: columns, labels, how labels are read, and splits.
+
+A settled task is written into the recipe of a run, and new files of the same run inherit from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...core.errors import UserError
+from .columns import Columns, columns_of, guess, missing_column, take
+from .items import own_candidates, own_options
+from .labels import LabelColumn, find_labels, find_reading, label_text, say_names
+from .registry import MCQTask, describe, get_task
+from .sources import Row, find_local, is_data_file, read_file, read_hub
+
+if TYPE_CHECKING:
+    from ...core.schemas.recipe import DataSection, Recipe
+
+logger = logging.getLogger(__name__)
+
+DATA_ROOT = "DAPPR_DATA_ROOT"
+_LOOKED_AT = 5000  # rows of multiple choice that decide whether whole numbers are options or positions
+_SHARES = {1: 0.2, 2: 0.1}  # share of each part that is dealt out from the training rows, by their number
+
+
+def raw_rows(task: MCQTask, split: str, root: str | Path | None = None) -> Iterator[Row]:
+    """Iterate over `(place, row)` of the source of a split; for one that is dealt out, of all its parts together."""
+    root = root or os.environ.get(DATA_ROOT)
+    source, names = task.source(split), task.fixed is not False
+    if is_data_file(source):
+        rows = read_file(source, task.encoding, names)
+    elif task.path is None:
+        raise UserError(f"Task {task.name!r} has no split {split!r}; it has: {', '.join(task.splits) or 'none'}")
+    elif root:
+        rows = read_file(_local(task, split, root, source), task.encoding, names)
+    else:
+        rows = read_hub(task.path, task.config, source, task.revision, names)
+    return _selected(task, rows) if task.skip_labels or task.only_labels else rows
+
+
+def _local(task: MCQTask, split: str, root: str | Path, source: str) -> Path:
+    assert task.path is not None
+    if split in task.local_splits:
+        try:
+            return find_local(root, task.path, task.config, task.local_splits[split])
+        except UserError:
+            pass  # a copy in the Hub's own layout
+    return find_local(root, task.path, task.config, source)
+
+
+def _selected(task: MCQTask, rows: Iterator[Row]) -> Iterator[Row]:
+    for place, row in rows:
+        label = label_text(take(row, "answer", task.columns.answer, place, optional=True, fixed=True), place)
+        if label in task.only_labels if task.only_labels else label not in task.skip_labels:
+            yield place, row
+
+
+def settle(task: MCQTask, root: str | Path | None = None, split: str = "train") -> MCQTask:
+    """
+    A task with its columns, and with labels and their reading where they are fixed; unchanged if nothing is open.
+
+    Args:
+        task (`MCQTask`):
+            The task.
+        root (`str` or `Path`, *optional*):
+            Local folder with copies of Hub datasets.
+        split (`str`, *optional*, defaults to `"train"`):
+            The split that is read, for tasks whose training rows are not needed or not there.
+    """
+    if task.bundled or task.settled or _is_settled(task):
+        return task
+    if task.own_files and "train" in {*task.splits, *task.fractions} or task.fixed and task.path:
+        split = "train"
+    rows = raw_rows(task, split, root)
+    first = next(rows, None)
+    if first is None:
+        raise UserError(f"Task {task.name!r}, split {split!r}, has no rows")
+    fixed = task.fixed if task.fixed is not None else guess("choices", first[1]) is None
+    task = dataclasses.replace(task, fixed=fixed, settled=True)
+    if not fixed:
+        return _settle_own(task, itertools.chain([first], rows))
+    split = "train" if task.path and not task.labels else split
+    return _settle_labels(task, root, split, *first)
+
+
+def _is_settled(task: MCQTask) -> bool:
+    columns = task.columns
+    if task.fixed:
+        named = columns.question is not None and columns.answer is not None
+        return columns.options is not None and named and (columns.answer_type != "auto" or columns.foreign)
+    return task.num_choices is not None or columns.answer_type != "auto" and columns.choices is not None
+
+
+def _settle_labels(task: MCQTask, root: str | Path | None, split: str, place: str, row: Mapping[str, Any]) -> MCQTask:
+    columns = task.columns
+    question = columns.question or guess("question", row, fixed=True)
+    answer = columns.answer or guess("answer", row, fixed=True)
+    if answer is not None and answer not in row and columns.options is None:
+        raise missing_column("answer", answer, row, place, fixed=True)
+    if answer is None and columns.options is None:
+        # Nothing says that the labels are fixed: what is missing may as well be the options.
+        raise missing_column("choices" if task.columns.question is None else "answer", None, row, place, fixed=True)
+    if question is None:
+        raise missing_column("question", None, row, place, fixed=True)
+    labels, reading = columns.options, columns.answer_type
+    if labels is None or (reading == "auto" and answer is not None):
+        found = _label_column(task, root, split, answer)
+        labels = labels or find_labels(found, task.name)
+        if reading == "auto" and columns.options is None:
+            say_names(labels, task.name)
+            reading = "text"
+        elif reading == "auto" and found.counts:
+            reading = find_reading(found, labels, task.name)
+    settled = dataclasses.replace(columns, question=question, answer=answer, options=labels, answer_type=reading)
+    return dataclasses.replace(task, columns=settled, num_choices=len(labels))
+
+
+def _label_column(task: MCQTask, root: str | Path | None, split: str, answer: str | None) -> LabelColumn:
+    found = LabelColumn()
+    for place, row in raw_rows(task, split, root):
+        text = label_text(row.get(answer) if answer else None, place)
+        if text is not None:
+            found.add(text, place)
+    return found
+
+
+def _settle_own(task: MCQTask, rows: Iterable[Row]) -> MCQTask:
+    """Whole numbers as answers: options where every one of them is an option of its row, positions otherwise."""
+    columns = task.columns
+    if columns.answer_type != "auto":
+        return task
+    named = positions = True
+    seen = 0
+    for place, row in itertools.islice(rows, _LOOKED_AT):
+        text = label_text(take(row, "answer", columns.answer, place, optional=True), place)
+        if text is None:
+            continue
+        if not text.isdecimal():
+            return task
+        options, labels = own_options(row, columns, place)
+        if labels is not None:
+            return task
+        seen += 1
+        named = named and bool(own_candidates(text, options, None, "text"))
+        positions = positions and len(text) < 8 and int(text) < len(options)
+    if not seen or not (named or positions):
+        return task
+    kind, words = ("text", "options by their text") if named else ("index", "positions of options, from 0")
+    logger.info(f"{task.name}: the answers are whole numbers and read as {words} (answer_type: {kind})")
+    return dataclasses.replace(task, columns=dataclasses.replace(columns, answer_type=kind))
+
+
+# --- recipes --------------------------------------------------------------------------------------------------------
+
+
+def recipe_task(recipe: Recipe) -> MCQTask:
+    """The training task of a recipe, settled, with its splits."""
+    return settle(with_parts(get_task(recipe.data.train), recipe.data), recipe.data.root, recipe.data.train_split)
+
+
+def settle_recipe(recipe: Recipe) -> Recipe:
+    """A recipe that says what was found in its data, for the run's folder; the same one if nothing was open."""
+    data = recipe.data.model_copy(update={"train": describe(recipe_task(recipe))})
+    return recipe.model_copy(update={"data": data})
+
+
+def with_parts(task: MCQTask, data: DataSection) -> MCQTask:
+    """
+    A task whose missing splits are dealt out from its training rows.
+
+    Args:
+        task (`MCQTask`):
+            The task of a recipe; files of one's own have the splits that they have, Hub datasets all that are asked.
+        data (`DataSection`):
+            Which splits are asked for.
+    """
+    train, share = data.train_split, data.validation_fraction
+    validation = data.validation_split or ("validation" if share else None)
+    wanted = [name for name in (data.test_split, validation) if name and name != train]
+    missing = [name for name in wanted if task.own_files and name not in task.splits]
+    if share and validation and validation not in missing:
+        missing.append(validation)
+    if task.fractions or task.bundled and not share or not missing or task.source(train) == train and task.own_files:
+        return task
+    if data.streaming:
+        raise UserError(
+            f"{task.name}: data.streaming reads the file as it comes and cannot deal out {' and '.join(missing)}; "
+            "give them files of their own (splits:), or set data.test_split and data.validation_split to null"
+        )
+    shares = {name: share if name == validation and share else _SHARES[len(missing)] for name in missing}
+    return dataclasses.replace(task, fractions={train: round(1 - sum(shares.values()), 6), **shares})
+
+
+def task_of_run(recipe: Recipe) -> MCQTask:
+    """The task that a run was trained on, from the recipe in its folder."""
+    return recipe_task(recipe)
+
+
+def inherit(own: MCQTask, spec: str | Mapping[str, Any] | MCQTask, ood: bool = False) -> MCQTask:
+    """
+    The task of a new file of a run: columns and labels are the run's where the file or its description says nothing.
+
+    Args:
+        own (`MCQTask`):
+            The run's task, from [`task_of_run`].
+        spec (`str`, `Mapping` or `MCQTask`):
+            The new file, see `get_task`. The run's own name or file is the run's task, with its splits.
+        ood (`bool`, *optional*, defaults to `False`):
+            Rows of another distribution: labels that the run does not have make a row unlabelled.
+    """
+    if not ood and (spec == own.name or isinstance(spec, str) and _same_file(own, spec)):
+        return own
+    task = get_task(spec)
+    task = dataclasses.replace(task, encoding=task.encoding or _encoding(own, task), settled=False)
+    columns = _inherited(own, task) if task.own_files else task.columns
+    if not own.fixed or own.labels is None:
+        return dataclasses.replace(task, columns=columns)
+    reading = "text" if ood and columns.answer_type == "auto" else columns.answer_type
+    columns = dataclasses.replace(
+        columns, choices=None, options=columns.options or own.labels, answer_type=reading, foreign=ood
+    )
+    if task.fixed is False and not task.own_files:  # a question set of the registry: its answers are no labels
+        columns = dataclasses.replace(columns, answer=None, foreign=True)
+    return dataclasses.replace(task, columns=columns, fixed=True, num_choices=len(columns.options or ()))
+
+
+def _same_file(own: MCQTask, path: str) -> bool:
+    return is_data_file(path) and any(os.path.abspath(path) == os.path.abspath(file) for file in own.splits.values())
+
+
+def _encoding(own: MCQTask, task: MCQTask) -> str | None:
+    """The run's encoding for a file that is not UTF-8."""
+    if not (own.encoding and task.own_files):
+        return None
+    try:
+        with open(next(iter(task.splits.values())), encoding="utf-8") as file:
+            file.read(1_000_000)
+    except UnicodeDecodeError:
+        return own.encoding
+    except OSError:
+        pass  # said when it is read
+    return None
+
+
+def _inherited(own: MCQTask, task: MCQTask) -> Columns:
+    """The run's columns, as far as the file has them; a file with others is read by their usual names."""
+    given = task.columns
+    _, row = next(read_file(next(iter(task.splits.values())), task.encoding), ("", {}))
+    found: dict[str, Any] = {}
+    for part in ("question", "choices", "answer", "id"):
+        name = getattr(own.columns, part)
+        if getattr(given, part) is None and name is not None and set(columns_of(name)) <= set(row):
+            found[part] = name
+    if given.answer_type == "auto" and given.options is None and found.get("answer") == own.columns.answer:
+        found["answer_type"] = own.columns.answer_type
+    return dataclasses.replace(given, **found)
