@@ -118,13 +118,27 @@ def train(recipe: Recipe, resume: str | None = None, overwrite: bool = False) ->
     with folder_lock(folder) if is_main_process() else nullcontext():
         if is_main_process():
             remove_leftovers(folder)
-        if is_main_process() and not is_empty(folder) and claim_folder(recipe, folder, resume, overwrite):
+        taken = is_main_process() and not is_empty(folder)
+        if taken and not overwrite and claim_folder(recipe, folder, resume, overwrite):
             say(f"{folder} holds this run already, finished; use --overwrite to train it again.")
             show_results(folder)
             return folder
         if not is_main_process() and resume is not None and not overwrite and (folder / checkpoint.RESULTS).is_file():
             return folder  # rank 0 says so; nothing is left to do
+        recipe = _with_data(recipe)
+        if taken and overwrite:  # not before the data are known to be good
+            claim_folder(recipe, folder, resume, overwrite)
         return _train(recipe, folder, resume)
+
+
+def _with_data(recipe: Recipe) -> Recipe:
+    """The recipe with what its data say, which are checked: without torch, in a second or two."""
+    from ..inference.modality import check_data, settle_data
+
+    recipe = settle_data(recipe)
+    if is_main_process():
+        check_data(recipe)
+    return recipe
 
 
 def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:

@@ -90,6 +90,29 @@ def _declared(spec: TaskSpec, modality: str | None) -> Task:
     return get_task(spec)  # type: ignore[arg-type]
 
 
+def settle_data(recipe: Recipe) -> Recipe:
+    """A recipe with what its rows say where it says nothing (columns, labels, splits); images have all of it."""
+    if recipe.model.backbone is not None:
+        return recipe
+    from ..text.data.tasks import settle_recipe
+
+    try:
+        return settle_recipe(recipe)
+    except UserError:
+        from ..vision.build import is_image_recipe
+
+        is_image_recipe(recipe)  # says so if it is a task of images that lacks its backbone
+        raise
+
+
+def check_data(recipe: Recipe) -> None:
+    """Data checks of a recipe on text, which need no model; images are checked as they are read."""
+    if recipe.model.backbone is None:
+        from ..text.data.checks import check_recipe
+
+        check_recipe(recipe)
+
+
 def load_rows(
     task: Task,
     split: str,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from ..core.errors import UserError
 from ..core.files import is_empty
 from ..core.hub_revisions import is_commit
 from ..core.recipe import Recipe, load_recipe
+from ..inference.modality import settle_data
 from .overwrite import remove_run
 
 if TYPE_CHECKING:
@@ -100,7 +102,10 @@ def check_resumed(folder: Path, config: Mapping[str, Any], rows: Iterable[str] |
 
 def _identity(recipe: Recipe) -> dict[str, Any]:
     """The settings that decide what is trained, by dotted key."""
+    with suppress(UserError):  # what is wrong with the data is said to those who read them
+        recipe = settle_data(recipe)  # a run's own recipe says what was found in them
     values = recipe.model_dump()
+    values["data"].pop("checks")
     values["train"] = {k: v for k, v in values["train"].items() if k not in _NOT_IDENTITY}
     values["data"]["root"] = _place(values["data"]["root"])
     return _flat({k: v for k, v in values.items() if k not in ("name", "description")})

@@ -145,6 +145,7 @@ TASKS: dict[str, MCQTask] = {
 _ALIASES = {"text": "question", "label": "answer", "labels": "options"}
 _COLUMN_KEYS = ("question", "choices", "answer", "id", "options", "answer_type")
 _FIELD_KEYS = ("name", "path", "config", "splits", "revision", "encoding", "fractions", "split_seed")
+_CHANGES = ("config", "revision", "encoding", "fractions", "split_seed")
 TASK_KEYS = {*_FIELD_KEYS, *_COLUMN_KEYS, *_ALIASES}
 
 
@@ -189,7 +190,7 @@ def _described(spec: dict[str, Any]) -> MCQTask:
         splits, path = {"*": path, **splits}, None
     columns = _columns(spec)
     fixed = False if "choices" in columns else True if {"text", "label", "labels", "options"} & set(spec) else None
-    changes = {key: spec[key] for key in ("config", "revision", "encoding", "fractions", "split_seed") if key in spec}
+    changes: dict[str, Any] = {key: spec[key] for key in _CHANGES if key in spec}
     if "options" in columns:
         changes["num_choices"] = len(columns["options"])
     if known is not None:
