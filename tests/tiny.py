@@ -115,6 +115,7 @@ def write_recipe(folder, base, splits, ood, **train):
                 "splits": {split: write_rows(folder / f"{split}.jsonl", rows) for split, rows in splits.items()},
             },
             "ood": [write_rows(folder / "other.jsonl", ood)],
+            "checks": "warn",  # a few words make few different questions
         },
         "train": {
             "output_dir": str(folder / "run"), "learning_rate": 1e-2, "eval_strategy": "epoch", "logging_steps": 2,

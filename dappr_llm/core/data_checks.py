@@ -82,8 +82,7 @@ def report(findings: Sequence[Finding], name: str, mode: str = "error") -> None:
         if each.level == "warning" or mode == "warn":
             logger.warning(f"{name}: {each.text}")
     if errors and mode != "warn":
-        also = "".join(f"\nalso: {text}" for text in errors[1:])
-        raise UserError(f"{name}: {errors[0]}{also}\nMend the data, or go on with data.checks: warn")
+        raise UserError(f"{name}: {'; also: '.join(errors)}; mend the data, or go on with data.checks: warn")
 
 
 def named(places: Sequence[str], total: int | None = None) -> str:

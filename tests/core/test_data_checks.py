@@ -67,7 +67,7 @@ def test_long_rows_are_estimated():
 
 def test_errors_stop_or_are_logged(caplog):
     findings = find([part("train", *GOOD), part("test", ("text 3", "b"), ("x", "c"))], ["a", "b", "c"])
-    with pytest.raises(UserError, match=r"tickets: 1 of 2 test rows(.|\n)*also: the label 'c'(.|\n)*data.checks: warn"):
+    with pytest.raises(UserError, match="tickets: 1 of 2 test rows.*; also: the label 'c'.*data.checks: warn"):
         report(findings, "tickets")
     with caplog.at_level(logging.WARNING):
         report(findings, "tickets", "warn")

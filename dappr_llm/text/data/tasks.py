@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import os
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 Placed = tuple[str, MCQItem]  # file and line, item
-_last_dealt: tuple[tuple[Any, ...], dict[str, list[Placed]]] | None = None
+_last_dealt: tuple[tuple[Any, ...], dict[str, list[Placed]], list[RowProblem]] | None = None
 
 
 def iter_items(
@@ -95,10 +96,13 @@ def _dealt(
     """The rows of every part of a split; those of the last task are kept, since its parts are read one by one."""
     global _last_dealt
     first = next(iter(task.fractions))
-    key = (repr(task), str(root), labelled, _stamp(task.source(first)))
-    if _last_dealt is not None and _last_dealt[0] == key:
+    key = (repr(dataclasses.replace(task, settled=True)), str(root), labelled, _stamp(task.source(first)))
+    if _last_dealt is not None and _last_dealt[0] == key and (problems is not None or not _last_dealt[2]):
+        if problems is not None:
+            problems += _last_dealt[2]
         return _last_dealt[1]
-    rows = list(_parsed(task, first, root, labelled, problems))
+    own: list[RowProblem] = []
+    rows = list(_unique(_parsed(task, first, root, labelled, None if problems is None else own)))
     labels = [item.label if task.fixed else 0 for _, item in rows]
     names = [task.labels[label] if task.labels and label != UNKNOWN else label for label in labels]
     groups = [same_text(item.question) for _, item in rows]
@@ -107,9 +111,19 @@ def _dealt(
     counts = ", ".join(f"{name} {len(part):,}" for name, part in found.items())
     how = "stratified by label, equal texts on one side" if task.fixed else "equal questions on one side"
     logger.info(f"{task.source(first)}: {len(rows):,} rows split into {counts} ({how}, seed {task.split_seed})")
-    if not problems:
-        _last_dealt = (key, found)
+    if problems is not None:
+        problems += own
+    _last_dealt = (key, found, own)
     return found
+
+
+def _unique(rows: Iterable[Placed]) -> Iterator[Placed]:
+    places: dict[str, str] = {}
+    for place, item in rows:
+        if item.id in places:
+            raise UserError(f"{place}: the id {item.id!r} was used before ({places[item.id]}); ids must be unique")
+        places[item.id] = place
+        yield place, item
 
 
 def _stamp(source: str) -> tuple[int, int] | None:
@@ -169,16 +183,12 @@ def load_items(
     task = get_task(task)
     if split not in ("train", "validation", "test") and task.name in everyday.SPLITS:
         raise UserError(f"Task {task.name!r} has no split {split!r}; {nearest(split, everyday.SPLITS[task.name])}")
-    places: dict[str, str] = {}
     items = ItemRows()
     try:
         task = settle(task, root, split)
-        for place, item in itertools.islice(iter_items(task, split, root, labelled), limit):
-            if item.id in places:
-                raise UserError(f"{place}: the id {item.id!r} was used before ({places[item.id]}); ids must be unique")
+        for place, item in itertools.islice(_unique(iter_items(task, split, root, labelled)), limit):
             if labelled and item.label == UNKNOWN:
                 raise UserError(f"{place}: the row has no answer, which training and evaluation need")
-            places[item.id] = place
             items.append({"id": item.id, "question": item.question, "options": item.options, "label": item.label})
     except ValueError as error:  # from the generator of the bundled tasks, which lists its splits
         raise UserError(str(error)) from None

@@ -37,7 +37,9 @@ def test_a_single_good_file_passes(tmp_path, caplog):
 
 def test_training_rows_in_the_test_file(tmp_path):
     spec = files(tmp_path, train=tickets(), test=[{"text": " TICKET  3", "label": "login"}, *tickets(90, 9)])
-    with pytest.raises(UserError, match=r"mine: 1 of 10 test rows are training rows too \(first: .*test.jsonl, line 1"):
+    with pytest.raises(
+        UserError, match=r"mine: 1 of 10 test rows are training rows too \(first: .*test.jsonl, line 1"
+    ):
         check_recipe(recipe_of(spec))
     check_recipe(recipe_of(spec, checks="warn"))
     check_recipe(recipe_of(spec, checks="off"))
