@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core import checkpoint
+from ..core.data_frames import as_rows
 from ..core.errors import UserError
 from ..decisions import rule as calibration
 from ..decisions.rule import Decision
@@ -170,7 +171,7 @@ class UncertaintyPipeline:
         Answer one question, several, or a stream of them.
 
         Args:
-            question (`str`, `Mapping`, `list`, `Dataset` or any iterable):
+            question (`str`, `Mapping`, `list`, `Dataset`, `DataFrame` or any iterable):
                 One question, or rows with question and choices under their usual names. For an image classifier: a
                 path or Pillow image, or rows with an image.
             choices (`list[str]` or `list[list[str]]`, *optional*):
@@ -183,6 +184,7 @@ class UncertaintyPipeline:
         Returns:
             [`Answer`] for one question; a list of them for a list or a `Dataset`; a generator for a generator.
         """
+        question = as_rows(question)
         row = self.run.backend.as_row(question, choices)
         if row is not None:
             return next(self.stream([row], 1, progress=False))
@@ -202,7 +204,7 @@ class UncertaintyPipeline:
         """Answers in the order of the rows, holding a few batches of them in memory; arguments as in a call."""
         from tqdm.auto import tqdm
 
-        size = batch_size or self.batch_size
+        rows, size = as_rows(rows), batch_size or self.batch_size
         total = len(rows) if isinstance(rows, Sized) else None
         hidden = (
             True

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..core import checkpoint
 from ..core.backend import Backend, Batch, Row, is_stream
+from ..core.data_frames import as_rows
 from ..core.errors import UserError
 from ..core.outputs import Outputs
 from ..methods import Method, name_of, served_by
@@ -262,7 +263,7 @@ class TextBackend(Backend):
         Rows of any accepted layout → tokenised rows.
 
         Args:
-            dataset (`Dataset` or `list[dict]`):
+            dataset (`Dataset`, `DataFrame` or `list[dict]`):
                 Prepared rows (`input_ids`, `labels`), items (`id`, `question`, `options`, `label`), or raw rows
                 with question, choices and answer under their usual names.
             labelled (`bool`, *optional*, defaults to `True`):
@@ -271,6 +272,7 @@ class TextBackend(Backend):
                 How error messages call it.
         """
         how = {"tokenizer": self.tokenizer, "prompt": self.prompt, "max_length": self.max_length}
+        dataset = as_rows(dataset)
         if is_stream(dataset):
             return prepare_stream(dataset, name, lambda: self.num_choices, **how)
         return prepare_rows(dataset, self.num_choices, labelled, name, **how)

@@ -48,7 +48,7 @@ class DAPPrTrainer(AtomicCheckpoints, Trainer):
             `ImageClassifier`.
         args (`DAPPrConfig`, *optional*):
             Training arguments.
-        train_dataset, eval_dataset (`Dataset` or `list[dict]`, *optional*):
+        train_dataset, eval_dataset (`Dataset`, `DataFrame` or `list[dict]`, *optional*):
             Raw rows (question, choices, answer), items from `load_task`, or prepared rows.
         processing_class (`PreTrainedTokenizerBase`, *optional*):
             The tokenizer; loaded with the model when left out.

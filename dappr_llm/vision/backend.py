@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from ..core.backend import Backend, Batch, Row
+from ..core.data_frames import as_rows
 from ..core.errors import UserError
 from ..core.outputs import Outputs
 from ..methods import Method
@@ -202,7 +203,7 @@ class ImageBackend(Backend):
         """
         if isinstance(dataset, PreparedImages):
             return dataset
-        rows = dataset if isinstance(dataset, ImageRows) else _as_rows(dataset, self.class_names, name)
+        rows = dataset if isinstance(dataset, ImageRows) else _as_rows(as_rows(dataset), self.class_names, name)
         if len(rows) == 0:
             raise UserError(f"{name} has no rows")
         bad = (rows.labels < 0) | (rows.labels >= self.num_choices)

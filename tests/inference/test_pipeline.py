@@ -4,6 +4,7 @@ import json
 import logging
 
 import numpy as np
+import pandas as pd
 import pytest
 from datasets import Dataset
 from serving import questions
@@ -55,6 +56,8 @@ def test_batches_order_and_layout_change_nothing(pipe):
     same(wanted, pipe(rows, batch_size=7))
     same(wanted, pipe(rows[::-1], batch_size=16)[::-1])
     same(wanted[:30], pipe(Dataset.from_list(rows[:30]), progress=True))
+    same(wanted[:30], pipe(pd.DataFrame(rows[:30])))
+    same(wanted[:30], list(pipe.stream(pd.DataFrame(rows[:30]))))
     texts = pipe([row["question"] for row in rows], choices=[row["choices"] for row in rows])
     assert [a.answer for a in texts] == [a.answer for a in wanted]
 

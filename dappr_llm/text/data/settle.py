@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +88,14 @@ def settle(task: MCQTask, root: str | Path | None = None, split: str = "train") 
     if not fixed:
         return _settle_own(task, itertools.chain([first], rows))
     split = "train" if task.path and not task.labels else split
-    return _settle_labels(task, root, split, *first)
+    return _settle_labels(task, first, lambda: raw_rows(task, split, root))
+
+
+def settle_rows(task: MCQTask, rows: Sequence[Row]) -> MCQTask:
+    """As [`settle`], for rows in memory, at least one."""
+    fixed = task.labels is not None or guess("choices", rows[0][1]) is None
+    task = dataclasses.replace(task, fixed=fixed, settled=True)
+    return _settle_labels(task, rows[0], lambda: rows) if fixed else _settle_own(task, rows)
 
 
 def _is_settled(task: MCQTask) -> bool:
@@ -99,8 +106,8 @@ def _is_settled(task: MCQTask) -> bool:
     return task.num_choices is not None or columns.answer_type != "auto" and columns.choices is not None
 
 
-def _settle_labels(task: MCQTask, root: str | Path | None, split: str, place: str, row: Mapping[str, Any]) -> MCQTask:
-    columns = task.columns
+def _settle_labels(task: MCQTask, first: Row, rows: Callable[[], Iterable[Row]]) -> MCQTask:
+    columns, (place, row) = task.columns, first
     question = columns.question or guess("question", row, fixed=True)
     answer = columns.answer or guess("answer", row, fixed=True)
     if answer is not None and answer not in row and columns.options is None:
@@ -112,7 +119,7 @@ def _settle_labels(task: MCQTask, root: str | Path | None, split: str, place: st
         raise missing_column("question", None, row, place, fixed=True)
     labels, reading = columns.options, columns.answer_type
     if labels is None or (reading == "auto" and answer is not None):
-        found = _label_column(task, root, split, answer)
+        found = _label_column(rows(), answer)
         labels = labels or find_labels(found, task.name)
         if reading == "auto" and columns.options is None:
             say_names(labels, task.name)
@@ -123,9 +130,9 @@ def _settle_labels(task: MCQTask, root: str | Path | None, split: str, place: st
     return dataclasses.replace(task, columns=settled, num_choices=len(labels))
 
 
-def _label_column(task: MCQTask, root: str | Path | None, split: str, answer: str | None) -> LabelColumn:
+def _label_column(rows: Iterable[Row], answer: str | None) -> LabelColumn:
     found = LabelColumn()
-    for place, row in raw_rows(task, split, root):
+    for place, row in rows:
         text = label_text(row.get(answer) if answer else None, place)
         if text is not None:
             found.add(text, place)

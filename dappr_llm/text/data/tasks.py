@@ -7,26 +7,28 @@ import itertools
 import logging
 import os
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...core.data_frames import as_rows
 from ...core.errors import UserError, nearest
 from ...core.splits import same_text
 from ...core.splits import split as deal_out
 from . import everyday
+from .columns import Columns
 from .items import LETTERS, UNKNOWN, ItemParser, MCQItem, RowProblem
 from .registry import TASKS, MCQTask, describe, get_task
-from .settle import DATA_ROOT, inherit, raw_rows, settle, settle_recipe, task_of_run
-from .sources import as_rows, is_data_file
+from .settle import DATA_ROOT, inherit, raw_rows, settle, settle_recipe, settle_rows, task_of_run
+from .sources import is_data_file
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 __all__ = [
     "DATA_ROOT", "TASKS", "ItemRows", "MCQTask", "as_dataset", "as_rows", "describe", "get_task", "inherit",
-    "iter_items", "labels_of", "load_items", "load_task", "most_options", "settle", "settle_recipe", "task_of_run",
-    "with_naming",
+    "items_of", "iter_items", "labels_of", "load_items", "load_task", "most_options", "settle", "settle_recipe",
+    "task_of_run", "with_naming",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
@@ -194,6 +196,31 @@ def load_items(
         raise UserError(str(error)) from None
     if not items:
         raise UserError(f"Task {task.name!r}, split {split!r}, has no rows")
+    items.labels = task.labels
+    return items
+
+
+def items_of(rows: Any, name: str = "rows", labels: Sequence[str] | None = None, labelled: bool = True) -> ItemRows:
+    """
+    Rows in memory as items; their labels are fixed if they are given, or if the rows have no options of their own.
+
+    Args:
+        rows (`DataFrame`, `Dataset` or `list[dict]`):
+            Rows with text and label, or with question, choices and answer, under their usual names.
+        name (`str`, *optional*, defaults to `"rows"`):
+            How errors call them.
+        labels (`Sequence[str]`, *optional*):
+            The labels that a model was trained on; by default those of the rows.
+        labelled (`bool`, *optional*, defaults to `True`):
+            Raise a `UserError` for rows without a label.
+    """
+    placed = [(f"{name}, row {number}", row) for number, row in enumerate(as_rows(rows))]
+    if not placed:
+        raise UserError(f"{name} has no rows")
+    task = settle_rows(MCQTask(name, columns=Columns(options=tuple(labels) if labels else None)), placed)
+    parse = ItemParser(task.columns)
+    found = ((place, parse(row, place, str(number), labelled)) for number, (place, row) in enumerate(placed))
+    items = ItemRows(vars(item) for _, item in _unique(found))
     items.labels = task.labels
     return items
 

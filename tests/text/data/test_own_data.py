@@ -384,7 +384,19 @@ def test_other_encodings_are_named_and_read(tmp_path, encoding, named):
 def test_data_frames_are_rows():
     import pandas as pd
 
-    from dappr_llm.text.data.tasks import as_rows
+    from dappr_llm.core.data_frames import as_rows
+    from dappr_llm.text.data.tasks import items_of
+
+    rows = pd.DataFrame([{**row, "label": i % 3 + 1} for i, row in enumerate(tickets(12))])
+    items = items_of(rows)
+    assert (
+        items.labels == ("1", "2", "3")
+        and items["label"] == [0, 1, 2] * 4
+        and items[0]["options"] is items[1]["options"]
+    )
+    assert items_of(rows[:2], labels=["3", "2", "1"])["label"] == [2, 1]
+    own = pd.DataFrame({"question": ["q"], "choices": [["a", "b"]], "answer": ["B"]})
+    assert items_of(own).labels is None and items_of(own)["label"] == [1]
 
     frame = pd.DataFrame({"text": ["a", None], "label": pd.array([1, None], dtype="Int64"), "x": [1.5, float("nan")]})
     assert as_rows(frame) == [{"text": "a", "label": 1, "x": 1.5}, {"text": None, "label": None, "x": None}]
