@@ -21,6 +21,7 @@ from ..core.errors import UserError
 
 # In the order in which `dappr --help` lists them.
 VERBS = {
+    "init": "Look at a file of your own (CSV, JSONL, Parquet) and write the recipe that trains on it.",
     "train": "Train a recipe, test it in and out of distribution, write tables and pictures.",
     "predict": "Predict a task or a file of questions with a trained checkpoint.",
     "evaluate": "Accuracy, NLL, ECE, and OOD AUROC, from a checkpoint or from saved tables.",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..core.recipe import Recipe
     from ..methods import Method
     from ..text.data.items import MCQItem
+    from ..text.data.proposal import Proposal
     from ..text.data.tasks import ItemRows, MCQTask
     from ..vision.backend import ImageItem
     from ..vision.data.catalogue import ImageTask
@@ -111,6 +112,13 @@ def check_data(recipe: Recipe) -> None:
         from ..text.data.checks import check_recipe
 
         check_recipe(recipe)
+
+
+def propose(path: str, given: Mapping[str, Any]) -> Proposal:
+    """What a file of texts holds, and a recipe for it; `given` are the keys of a task description that are known."""
+    from ..text.data.proposal import propose as of_text
+
+    return of_text(path, given)
 
 
 def load_rows(

@@ -97,7 +97,7 @@ def _dealt(
 ) -> dict[str, list[Placed]]:
     """The rows of every part of a split; those of the last task are kept, since its parts are read one by one."""
     global _last_dealt
-    first = next(iter(task.fractions))
+    first = task.dealt_from
     key = (repr(dataclasses.replace(task, settled=True)), str(root), labelled, _stamp(task.source(first)))
     if _last_dealt is not None and _last_dealt[0] == key and (problems is not None or not _last_dealt[2]):
         if problems is not None:
@@ -108,7 +108,8 @@ def _dealt(
     labels = [item.label if task.fixed else 0 for _, item in rows]
     names = [task.labels[label] if task.labels and label != UNKNOWN else label for label in labels]
     groups = [same_text(item.question) for _, item in rows]
-    parts = deal_out(names, groups, task.fractions, task.split_seed)
+    shares = {first: task.fractions[first], **task.fractions}
+    parts = deal_out(names, groups, shares, task.split_seed)
     found = {name: [rows[number] for number in numbers.tolist()] for name, numbers in parts.items()}
     counts = ", ".join(f"{name} {len(part):,}" for name, part in found.items())
     how = "stratified by label, equal texts on one side" if task.fixed else "equal questions on one side"
