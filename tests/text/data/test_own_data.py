@@ -401,3 +401,31 @@ def test_data_frames_are_rows():
     frame = pd.DataFrame({"text": ["a", None], "label": pd.array([1, None], dtype="Int64"), "x": [1.5, float("nan")]})
     assert as_rows(frame) == [{"text": "a", "label": 1, "x": 1.5}, {"text": None, "label": None, "x": None}]
     assert as_rows([1]) == [1]
+
+
+def test_a_judge_is_a_template_over_own_columns(monkeypatch):
+    from pathlib import Path
+
+    from dappr_llm.core.recipe import load_recipe
+    from dappr_llm.text.data.checks import check_recipe
+
+    monkeypatch.chdir(Path(__file__).parents[3])
+    recipe = load_recipe("classify_smollm2/judge")
+    check_recipe(recipe)
+    own = task_of_run(recipe)
+    parts = [load_items(own, split) for split in ("train", "validation", "test")]
+    assert own.labels == ("wrong", "right") and sum(map(len, parts)) == 24
+    assert sum(sum(part["label"]) for part in parts) == 12
+    asked = [text for part in parts for text in part["question"]]
+    assert all("\nQuestion: " in text and "\nAnswer: " in text for text in asked)
+    assert sum(text.startswith("Context: \n") for text in asked) == 8  # a context may be empty
+
+
+@pytest.mark.parametrize("name", ["clinc_oos", "banking77", "boolq"])
+def test_recipes_of_the_tasks_differ_in_their_method_only(name):
+    from dappr_llm.core.recipe import load_recipe
+
+    ce, dappr = load_recipe(f"classify_smollm2/{name}"), load_recipe(f"classify_smollm2/{name}_dappr")
+    assert ce.data.train == dappr.data.train == name and ce.model.readout == "head"
+    assert (ce.method["name"], dappr.method["name"]) == ("ce", "dappr")
+    assert (ce.train, ce.lora, ce.data, ce.model) == (dappr.train, dappr.lora, dappr.data, dappr.model)
