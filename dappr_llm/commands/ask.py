@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from ..core.errors import UserError
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 EPILOG = """examples:
   dappr ask runs/quickstart
+  dappr ask runs/quickstart "Which is a fruit?" hammer plum
+  dappr ask runs/tickets "The app crashes on start"          the run knows its labels
   echo "Which is a fruit? | hammer | plum" | dappr ask user/adapter --revision v1"""
 
 _BAR = 30
@@ -27,6 +29,15 @@ _MOST = 10  # options shown at most; of more, the most probable ones
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
     parser.add_argument("checkpoint", help="folder of a run, or Hub id")
+    parser.add_argument("question", nargs="?", help="a question or text to answer; without one, questions are read")
+    parser.add_argument("choice", nargs="*", help="its options, if the run has no labels of its own")
+    parser.add_argument(
+        "--options",
+        "--labels",
+        nargs="+",
+        metavar="NAME",
+        help="other options for every question than the run's labels",
+    )
     shared.add_base(parser)
     shared.add_pipeline(parser)
 
@@ -34,7 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the verb; returns exit code 0, errors are raised."""
     shared.Sidecars([args.checkpoint])  # a wrong folder is an error before slow imports
-    ask(shared.load_pipeline(shared.PipelineOptions.from_args(args, args.checkpoint)))
+    pipe = shared.load_pipeline(shared.PipelineOptions.from_args(args, args.checkpoint))
+    if args.question is None:
+        ask(pipe, labels=args.options)
+        return 0
+    backend = pipe.run.backend
+    row = backend.as_row(args.question, args.choice or args.options)
+    assert row is not None  # one text is one row
+    show(render(pipe(row), backend.option_names(backend.items([row])[0])))
     return 0
 
 
@@ -73,7 +91,12 @@ def render(answer: Answer, names: list[str]) -> str:
     return "\n".join(lines)
 
 
-def ask(pipe: UncertaintyPipeline, read: Callable[[str], str] = input, out: TextIO | None = None) -> int:
+def ask(
+    pipe: UncertaintyPipeline,
+    read: Callable[[str], str] = input,
+    out: TextIO | None = None,
+    labels: Sequence[str] | None = None,
+) -> int:
     """
     Read questions and print answers until end of input; for an invalid question the error is printed instead.
 
@@ -84,6 +107,8 @@ def ask(pipe: UncertaintyPipeline, read: Callable[[str], str] = input, out: Text
             Shows a prompt and reads a line, as `input` does.
         out (`TextIO`, *optional*):
             Stream to print to; by default stdout.
+        labels (`Sequence[str]`, *optional*):
+            Options of every question, instead of those that are asked for or that the run knows.
 
     Returns:
         `int`: Number of questions answered.
@@ -94,7 +119,7 @@ def ask(pipe: UncertaintyPipeline, read: Callable[[str], str] = input, out: Text
     answered = 0
     while True:
         try:
-            row = backend.ask_row(read)
+            row = backend.ask_row(read) if labels is None else backend.as_row(read("Text: ").strip(), labels)
         except EOFError:
             show(file=out)
             return answered

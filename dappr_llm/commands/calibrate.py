@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..inference.modality import DatasetRows, TaskSpec
 
 EPILOG = """examples:
+  dappr calibrate runs/tickets                             the run's own validation rows
   dappr calibrate runs/quickstart --task everyday --split validation --max-risk 0.05
   dappr calibrate runs/obqa --table runs/obqa/predictions/obqa-validation.npz --alpha 0.05
   dappr calibrate --base org/model --adapter org/lora --method ce --out runs/mine --task dev.jsonl --split dev"""
@@ -38,8 +39,12 @@ _TOO_MANY_SEEN = 0.1  # with a larger share of training rows, the calibration se
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
     parser.add_argument("checkpoint", nargs="?", help="folder of a run, or Hub id")
-    parser.add_argument("--task", help="task name, .jsonl/.csv/.parquet file, or Hub dataset id; never training rows")
-    parser.add_argument("--split", default="validation", help="split of the task (default: validation)")
+    parser.add_argument(
+        "--task",
+        help="task name, .jsonl/.csv/.parquet file, or Hub dataset id; never training rows (default: what the run was "
+        "trained on)",
+    )
+    parser.add_argument("--split", help="split of the task (default: validation)")
     parser.add_argument("--table", help="predictions of held-out rows (.npz) instead of a task")
     parser.add_argument("--alpha", type=shared.share, default=0.1, help="error rate of prediction sets (default: 0.1)")
     parser.add_argument(
@@ -61,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --adapter: answer letters it was trained on (default: 4)",
     )
     parser.add_argument("--template", help="with --adapter: its prompt, with {question} and {choices}")
+    shared.add_columns(parser)
     shared.add_prediction(parser)
 
 
@@ -85,9 +91,9 @@ class CalibrateOptions:
         checkpoint (`str`):
             The checkpoint's folder, or a Hub id.
         task (`str` or `Mapping`, *optional*):
-            Task with held-out rows, which are predicted.
-        split (`str`, *optional*, defaults to `"validation"`):
-            Split of the task.
+            Task with held-out rows, which are predicted; by default what the run was trained on.
+        split (`str`, *optional*):
+            Split of the task; by default the validation split.
         table (`str`, *optional*):
             Saved predictions (`.npz`) of this checkpoint for held-out rows, instead of a task.
         out (`str`, *optional*):
@@ -96,11 +102,13 @@ class CalibrateOptions:
             Error rates and bounds.
         base, data_root, batch_size, limit (*optional*):
             As in [`TableOptions`].
+        columns (`Mapping`, *optional*):
+            Columns and labels of own data; by default the run's.
     """
 
     checkpoint: str
     task: TaskSpec | None = None
-    split: str = "validation"
+    split: str | None = None
     table: str | None = None
     out: str | None = None
     rule: RuleOptions = RuleOptions()
@@ -108,12 +116,14 @@ class CalibrateOptions:
     data_root: str | None = None
     batch_size: int = 16
     limit: int | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_args(cls, args: argparse.Namespace, checkpoint: str, out: str | None) -> CalibrateOptions:
         """From the parsed command line; with `--adapter` the checkpoint is the imported one."""
         rule = shared.options_from(RuleOptions, args)
-        return shared.options_from(cls, args, checkpoint=checkpoint, out=out, rule=rule)
+        columns = shared.columns(args)
+        return shared.options_from(cls, args, checkpoint=checkpoint, out=out, rule=rule, columns=columns)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -228,26 +238,21 @@ def _not_copied(folder: str, names: list[str]) -> set[str]:
 def _held_out(folder: Path, config: dict[str, Any], options: CalibrateOptions, name: str) -> PredictionTable:
     """Predictions for rows that the checkpoint was not trained on: the given table, or computed here."""
     from ..core import checkpoint
-    from ..core.recipe import load_recipe
     from ..evaluation.prediction_table import PredictionTable
+    from ..inference.run_data import RunData
 
-    path = folder / checkpoint.RECIPE
+    data = RunData(folder, config)
     if options.table is not None:
         table = PredictionTable.load(options.table)
         _check_table(table, config, options.table)
-        recipe = load_recipe(path) if path.is_file() else None
-        refuse_training_split(recipe, folder, table.meta.get("task"), table.meta.get("split"))
+        refuse_training_split(data.recipe, folder, table.meta.get("task"), table.meta.get("split"))
         return table
-    if options.task is None:
-        raise UserError("Give held-out rows (--task NAME --split validation) or their predictions (--table FILE.npz)")
-    from ..inference.modality import find_task, load_rows
+    from ..inference.modality import load_rows
 
-    task, split = find_task(options.task, config["modality"], config.get("data_revisions")), options.split
-    recipe = load_recipe(path) if path.is_file() else None
-    refuse_training_split(recipe, folder, task.name, split)
-    # For images, the run's seed determines which rows are in the validation split.
-    seed = int(recipe.train.get("seed", 42)) if recipe else 0
-    rows = load_rows(task, split, options.data_root, options.limit, seed=seed)
+    wanted = data.find(options.task, options.columns, "validation", options.split, options.limit)
+    task, split = wanted.task, wanted.split
+    refuse_training_split(data.recipe, folder, task.name, split)
+    rows = load_rows(task, split, data.root(options.data_root), wanted.limit, seed=data.seed)
     predictor = shared.load_predictor(str(folder), options.base, options.batch_size)
     rows = without_seen(rows, predictor.backend, checkpoint.load_fingerprints(folder), task.name)
     say(f"Predicting {task.name} ({split}, {len(rows)} rows)")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,9 +20,12 @@ if TYPE_CHECKING:
     import argparse
 
     from ..evaluation.prediction_table import PredictionTable
+    from ..inference.run_data import Role, Wanted
 
 _GIVEN = "tables"  # copies of the given tables, beside `predictions/`, which hold what was predicted here
 EPILOG = """examples:
+  dappr evaluate runs/tickets                              the run's own test rows and OOD tasks
+  dappr evaluate runs/tickets --id new.csv --ood other.csv     columns and labels are those of the run
   dappr evaluate runs/obqa --id obqa --ood arc_c arc_e csqa
   dappr evaluate --id runs/a/predictions/obqa-test.npz --ood runs/a/predictions/csqa-test.npz --out figures/
   dappr evaluate runs/seed0 runs/seed1 --id obqa --ood arc_c --out runs/ensemble       (an ensemble)
@@ -36,14 +39,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "checkpoint", nargs="*", help="folder of a run, or Hub id; several make an ensemble; none needed with tables"
     )
-    parser.add_argument("--id", required=True, help="in-distribution task, file, or prediction table (.npz)")
-    parser.add_argument("--ood", nargs="*", default=[], help="out-of-distribution tasks, files or tables")
-    parser.add_argument("--split", default="test", help="split of every task (default: test)")
+    parser.add_argument(
+        "--id",
+        "--task",
+        help="in-distribution task, file, or prediction table .npz (default: what the run was trained on)",
+    )
+    parser.add_argument(
+        "--ood", nargs="*", help="out-of-distribution tasks, files or tables (default, without --id: those of the run)"
+    )
+    parser.add_argument("--split", help="split of every task (default: test)")
     parser.add_argument(
         "--out",
         help="folder for results, tables and pictures (default: evaluations/TASKS below the checkpoint, or here "
         "without one; a run's own results.json is replaced only if you name its folder)",
     )
+    shared.add_columns(parser)
     shared.add_metrics(parser)
     shared.add_prediction(parser)
     shared.add_cache(parser)
@@ -55,10 +65,11 @@ class EvaluateOptions:
     Options of `dappr evaluate`.
 
     Args:
-        id (`str`):
-            The in-distribution task: a name, a file of rows, or a prediction table (`.npz`).
+        id (`str`, *optional*):
+            The in-distribution task: a name, a file of rows, or a prediction table (`.npz`); by default the rows that
+            the run was tested on.
         ood (`Sequence[str]`, *optional*):
-            The out-of-distribution tasks, in the same forms.
+            The out-of-distribution tasks, in the same forms; by default, without `id`, those of the run.
         out (`str`, *optional*):
             Folder to write to. By default a folder below `evaluations/` of the checkpoint, named after tasks and
             split, so that the run's own results are not overwritten.
@@ -72,8 +83,8 @@ class EvaluateOptions:
             Accept saved tables with NaN or Inf; such rows rank as most uncertain.
     """
 
-    id: str
-    ood: Sequence[str] = ()
+    id: str | None = None
+    ood: Sequence[str] | None = None
     out: str | None = None
     prediction: TableOptions = TableOptions()
     score: str = "epistemic"
@@ -102,38 +113,61 @@ def evaluate(options: EvaluateOptions) -> dict[str, float]:
     """
     checkpoints = list(options.prediction.checkpoints)
     sidecars = Sidecars(checkpoints, options.prediction.revision)  # a wrong folder is an error before slow imports
-    specs = (options.id, *options.ood)
-    missing = [spec for spec in specs if not spec.endswith(".npz")]
-    if missing and not checkpoints:
-        raise UserError(f"{missing[0]!r} is not a prediction table (.npz): give a checkpoint to predict it with")
+    if options.id is None and not checkpoints:
+        raise UserError("Give a checkpoint, or prediction tables (--id TABLE.npz)")
     if len(checkpoints) > 1 and options.out is None:
         raise UserError("An ensemble of checkpoints has no folder of its own: say where its results go with --out")
     from ..evaluation.prediction_table import PredictionTable
     from ..evaluation.reporting.run_results import finish
-    from ..inference.modality import find_task
 
-    tables = {spec: PredictionTable.load(spec, options.allow_nan) for spec in specs if spec.endswith(".npz")}
-    modality = sidecars[checkpoints[0]][1]["modality"] if missing else None
-    tasks = {spec: find_task(spec, modality) for spec in missing}
-    saved = {spec: _task_name(spec, table) for spec, table in tables.items()}
-    names = {spec: saved[spec] if spec in saved else tasks[spec].name for spec in specs}
-    _refuse_twice(specs, names)
+    given = [spec for spec in (options.id, *(options.ood or ())) if spec is not None]
+    saved = {spec: PredictionTable.load(spec, options.allow_nan) for spec in given if spec.endswith(".npz")}
+    asked = _wanted(options, sidecars)
+    names = [_task_name(each, saved[each]) if isinstance(each, str) else each.task.name for each in asked]
+    _refuse_twice(asked, names)
     title = " + ".join(checkpoints)
-    folder = Path(options.out) if options.out else _folder(title, [*names.values()], options.prediction)
-    paths = {names[spec]: _keep_table(spec, table, names[spec], folder) for spec, table in tables.items()}
+    folder = Path(options.out) if options.out else _folder(title, names, asked[0], options.prediction)
+    paths, tables, missing = {}, {}, {}
+    for name, each in zip(names, asked, strict=True):
+        if isinstance(each, str):
+            paths[name], tables[name] = _keep_table(each, saved[each], name, folder), saved[each]
+        else:
+            missing[name] = each
     if missing:
-        made = predict([tasks[spec] for spec in missing], folder, options.prediction, sidecars)
+        made = predict([*missing.values()], folder, options.prediction, sidecars)
         tables |= dict(zip(missing, made, strict=True))
-    found = {names[spec]: tables[spec] for spec in specs}
     return finish(
         folder,
-        found,
+        {name: tables[name] for name in names},
         title or "tables",
-        seed=tables[options.id].meta.get("seed"),
+        seed=tables[names[0]].meta.get("seed"),
         resamples=options.resamples,
         score=options.score,
         paths=paths,
     )
+
+
+def _wanted(options: EvaluateOptions, sidecars: Sidecars) -> list[str | Wanted]:
+    """Saved tables by their paths, and the rows that are to be predicted; in distribution first."""
+    from ..inference.run_data import RunData
+
+    prediction = options.prediction
+    others = list(options.ood or ())
+    missing = [spec for spec in (options.id, *others) if spec is None or not spec.endswith(".npz")]
+    if missing and not prediction.checkpoints:
+        raise UserError(f"{missing[0]!r} is not a prediction table (.npz): give a checkpoint to predict it with")
+    data = RunData(*sidecars[prediction.checkpoints[0]]) if missing else None
+
+    def find(spec: str | None, role: Role) -> str | Wanted:
+        if spec is not None and spec.endswith(".npz"):
+            return spec
+        assert data is not None
+        return data.find(spec, prediction.columns, role, prediction.split, prediction.limit)
+
+    if options.id is None and data is not None and not (prediction.split or prediction.columns):
+        own, ood = data.tests(prediction.limit)
+        return [own, *(ood if options.ood is None else (find(spec, "ood") for spec in others))]
+    return [find(options.id, "test"), *(find(spec, "ood") for spec in others)]
 
 
 def _task_name(path: str, table: PredictionTable) -> str:
@@ -157,18 +191,20 @@ def _keep_table(path: str, table: PredictionTable, task: str, folder: Path) -> s
     return name
 
 
-def _refuse_twice(specs: Sequence[str], names: Mapping[str, str]) -> None:
+def _refuse_twice(asked: Sequence[str | Wanted], names: Sequence[str]) -> None:
     """Results are keyed by task, so two tables of the same task are an error."""
     seen: set[str] = set()
-    for spec in specs:
-        if names[spec] in seen:
-            raise UserError(f"{spec!r} is given twice: tables are told apart by their task, {names[spec]!r}")
-        seen.add(names[spec])
+    for each, name in zip(asked, names, strict=True):
+        if name in seen:
+            shown = repr(each) if isinstance(each, str) else f"{name!r}"
+            raise UserError(f"{shown} is given twice: tables are told apart by their task, {name!r}")
+        seen.add(name)
 
 
-def _folder(checkpoint: str, tasks: Sequence[str], prediction: TableOptions) -> Path:
+def _folder(checkpoint: str, tasks: Sequence[str], first_rows: str | Wanted, prediction: TableOptions) -> Path:
     """The default output folder of an evaluation."""
+    split = prediction.split or ("test" if isinstance(first_rows, str) else first_rows.split)
     parent = Path(checkpoint) if checkpoint and Path(checkpoint).is_dir() else Path(".")
     first, *others = (safe_name(task, without="+") for task in tasks)
-    label = safe_name("+".join((f"{first}-{safe_name(prediction.split, without='+-')}", *others)))
+    label = safe_name("+".join((f"{first}-{safe_name(split, without='+-')}", *others)))
     return parent / "evaluations" / (label + (f"-first{prediction.limit}" if prediction.limit else ""))

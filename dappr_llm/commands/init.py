@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from . import shared
+
 if TYPE_CHECKING:
     import argparse
 
@@ -15,20 +17,12 @@ EPILOG = """examples:
 CSV (comma, semicolon, tab), JSONL and Parquet. A column of texts and one of labels are text classification; rows with
 options of their own are multiple choice. One file is enough: it is split into train, validation and test."""
 
-_COLUMNS = ("text", "label", "labels", "question", "choices", "answer", "encoding")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
     parser.add_argument("file", metavar="FILE", help="a .csv, .jsonl or .parquet file")
     parser.add_argument("--out", help="the recipe to write (default: FILE's name with .yaml, in this folder)")
-    parser.add_argument("--text", help='column of the texts, or a template over columns: "{question} {passage}"')
-    parser.add_argument("--label", help="column of the labels")
-    parser.add_argument("--labels", nargs="+", help="the labels, in the order of the model's outputs")
-    parser.add_argument("--question", help="multiple choice: question column")
-    parser.add_argument("--choices", nargs="+", help="multiple choice: choices column, or one column per option")
-    parser.add_argument("--answer", help="multiple choice: answer column")
-    parser.add_argument("--encoding", help="encoding of the file, if not UTF-8")
+    shared.add_columns(parser, "found by name and content")
     parser.add_argument("--overwrite", action="store_true", help="replace a recipe of that name")
 
 
@@ -47,10 +41,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--out {out}: a recipe is a .yaml file")
     if out.exists() and not args.overwrite:
         raise UserError(f"{out} exists already; give another name with --out, or pass --overwrite")
-    given = {key: getattr(args, key) for key in _COLUMNS}
-    if given["choices"] and len(given["choices"]) == 1:
-        given["choices"] = given["choices"][0]
-    found = propose(args.file, given)
+    found = propose(args.file, shared.columns(args))
     show("\n".join(found.lines()))
     write_text(out, found.recipe(str(out)))
     load_recipe(out)  # what we write, we can read

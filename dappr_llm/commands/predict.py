@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,11 +18,14 @@ if TYPE_CHECKING:
     import argparse
 
     from ..evaluation.prediction_table import PredictionTable
-    from ..inference.answer_files import AnswerItem, Job
+    from ..inference.answer_files import Answerable, Job
     from ..inference.batching import RowSet
     from ..inference.modality import TaskSpec
+    from ..inference.run_data import Wanted
 
 EPILOG = """examples:
+  dappr predict runs/tickets                             the run's own test rows, into runs/tickets/answers/
+  dappr predict runs/tickets --task new.csv --out answered.csv     columns and labels are those of the run
   dappr predict runs/quickstart --task everyday --split test --out predictions.npz
   dappr predict runs/quickstart --task my_questions.jsonl --out predictions.npz    (answers not needed)
   dappr predict runs/seed0 runs/seed1 runs/seed2 --task everyday --out ensemble.npz    (one base model, 3 adapters)
@@ -36,14 +39,17 @@ probabilities, prediction sets and abstentions."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
     parser.add_argument("checkpoint", nargs="+", help="folder of a run, or Hub id; several make an ensemble")
-    parser.add_argument("--task", required=True, help="task name, .jsonl/.csv/.parquet file, or Hub dataset id")
-    parser.add_argument("--split", default="test", help="split of the task (default: test)")
-    parser.add_argument("--out", required=True, help="where to write: a table .npz, or answers .jsonl/.csv/.parquet")
-    parser.add_argument("--question", help="own data: question column")
-    parser.add_argument("--choices", nargs="+", help="own data: choices column, or one column per option")
-    parser.add_argument("--answer", help="own data: answer column")
-    parser.add_argument("--options", nargs="+", help="own data: the same options for every row (text classification)")
-    parser.add_argument("--overwrite", action="store_true", help="start anew even if part of another job is there")
+    parser.add_argument(
+        "--task", help="task name, .jsonl/.csv/.parquet file, or Hub dataset id (default: what the run was trained on)"
+    )
+    parser.add_argument("--split", help="split of the task (default: test)")
+    parser.add_argument(
+        "--out",
+        help="where to write: a table .npz, or answers .jsonl/.csv/.parquet (default: answers/TASK-SPLIT.csv below "
+        "the checkpoint)",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="start anew even if another job's answers are there")
+    shared.add_columns(parser)
     shared.add_pipeline(parser)
     shared.add_prediction(parser)
     shared.add_cache(parser)
@@ -57,8 +63,8 @@ class TableOptions:
     Args:
         checkpoints (`Sequence[str]`):
             Folders of runs, or Hub ids; several make an ensemble.
-        split (`str`, *optional*, defaults to `"test"`):
-            The split of every task.
+        split (`str`, *optional*):
+            The split of every task; by default the test split.
         base (`str`, *optional*):
             Name or path of the base model, if not the one that the checkpoint names.
         data_root (`str`, *optional*):
@@ -73,10 +79,12 @@ class TableOptions:
             Commit, branch or tag of a checkpoint on the Hub.
         load_in_4bit (`bool`, *optional*, defaults to `False`):
             Quantise the base model.
+        columns (`Mapping`, *optional*):
+            Columns and labels of own data; by default the run's.
     """
 
     checkpoints: Sequence[str] = ()
-    split: str = "test"
+    split: str | None = None
     base: str | None = None
     data_root: str | None = None
     batch_size: int = 16
@@ -84,6 +92,7 @@ class TableOptions:
     cache: bool = True
     revision: str | None = None
     load_in_4bit: bool = False
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> TableOptions:
@@ -95,6 +104,7 @@ class TableOptions:
             cache=not args.no_cache,
             revision=getattr(args, "revision", None),
             load_in_4bit=getattr(args, "load_in_4bit", False),
+            columns=shared.columns(args),
         )
 
 
@@ -106,70 +116,68 @@ class AnswerOptions:
     Args:
         pipeline ([`PipelineOptions`]):
             The pipeline to load.
-        out (`str`):
-            The output file, or the output folder for several input files.
-        split (`str`, *optional*, defaults to `"test"`):
-            The split of the task.
+        out (`str`, *optional*):
+            The output file, or the output folder for several input files; by default below the checkpoint.
+        split (`str`, *optional*):
+            The split of the task; by default the test split.
         data_root (`str`, *optional*):
             Folder with local copies of Hub datasets.
         limit (`int`, *optional*):
             Answer only the first rows.
         overwrite (`bool`, *optional*, defaults to `False`):
             Start from the first row, and discard what another job left behind.
+        columns (`Mapping`, *optional*):
+            Columns and labels of own data; by default the run's.
     """
 
     pipeline: PipelineOptions
-    out: str
-    split: str = "test"
+    out: str | None = None
+    split: str | None = None
     data_root: str | None = None
     limit: int | None = None
     overwrite: bool = False
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> AnswerOptions:
         """From the parsed command line, with one checkpoint."""
         (name,) = args.checkpoint
         pipeline = PipelineOptions.from_args(args, name)
-        return shared.options_from(cls, args, pipeline=pipeline)
+        return shared.options_from(cls, args, pipeline=pipeline, columns=shared.columns(args))
 
 
 def run(args: argparse.Namespace) -> int:
     """Write a table for `--out NAME.npz`, otherwise answers; returns exit code 0, errors are raised."""
     sidecars = Sidecars(args.checkpoint, args.revision)
-    columns = _columns(args)
-    files = find_shards(args.task, args.out)
-    if len(args.checkpoint) > 1 and files:
+    ensemble = len(args.checkpoint) > 1
+    if args.out is None and (ensemble or not Path(args.checkpoint[0]).is_dir()):
+        raise UserError("Say where to write with --out: a table .npz, or answers .jsonl, .csv or .parquet")
+    files = find_shards(args.task, args.out) if args.task else []
+    if ensemble and (files or not args.out.endswith(".npz")):
         raise UserError("An ensemble of checkpoints writes a table: give one file as --task, and --out NAME.npz")
     if files:
-        count = answer_shards(files, columns, AnswerOptions.from_args(args))
+        count = answer_shards(files, AnswerOptions.from_args(args))
         say(f"{count} answers written to {args.out} ({len(files)} files)")
         return 0
-    task = {"path": args.task, **columns} if columns else args.task
-    if args.out.endswith(".npz"):
-        (table,) = predict([task], Path(args.out), TableOptions.from_args(args), sidecars)
+    if args.out and args.out.endswith(".npz"):
+        (table,) = predict([args.task], Path(args.out), TableOptions.from_args(args), sidecars, args.overwrite)
         say(f"{len(table)} predictions written to {args.out}")
         return 0
     from ..inference.answer_files import check_name
 
-    check_name(args.out)
-    if len(args.checkpoint) > 1:
-        raise UserError("An ensemble of checkpoints writes a table: give --out NAME.npz")
-    count = answer(task, AnswerOptions.from_args(args))
-    say(f"{count} answers written to {args.out}")
+    if args.out:
+        check_name(args.out)
+    count, out = answer(args.task, AnswerOptions.from_args(args), sidecars)
+    say(f"{count} answers written to {out}")
     return 0
 
 
-def _columns(args: argparse.Namespace) -> dict[str, Any]:
-    """Column names of the user's own data, with the keys of a task mapping in a recipe."""
-    columns = {"question": args.question, "choices": args.choices, "answer": args.answer, "options": args.options}
-    given = {key: value for key, value in columns.items() if value}
-    if len(given.get("choices", ())) == 1:
-        given["choices"] = given["choices"][0]
-    return given
-
-
 def predict(
-    tasks: Sequence[TaskSpec], out: Path, options: TableOptions, sidecars: Sidecars | None = None
+    tasks: Sequence[TaskSpec | Wanted | None],
+    out: Path,
+    options: TableOptions,
+    sidecars: Sidecars | None = None,
+    overwrite: bool = True,
 ) -> list[PredictionTable]:
     """
     Predict one split of each task with a checkpoint, or with several as an ensemble; rows need no labels.
@@ -178,26 +186,37 @@ def predict(
 
     Args:
         tasks (`Sequence`):
-            Names, files, mappings, or declarations from `inference.modality.find_task`.
+            Names, files, mappings, declarations from `inference.modality.find_task`, or rows from `RunData.find`;
+            `None` for what the run was trained on.
         out (`Path`):
             A folder, or for one task a file (`.npz`, `.parquet`). Item texts are saved beside the tables.
         options ([`TableOptions`]):
             Checkpoints and rows.
         sidecars ([`Sidecars`], *optional*):
             Sidecars of the checkpoints, if they are already loaded.
+        overwrite (`bool`, *optional*, defaults to `True`):
+            Replace a table of other rows at `out`, if that is a file.
     """
     from ..inference.batching import RowSet
-    from ..inference.modality import find_task, load_rows
+    from ..inference.modality import load_rows
+    from ..inference.run_data import RunData, Wanted
     from ..inference.table_cache import as_options, cached_tables, model_key
 
-    names, split = list(options.checkpoints), options.split
+    names = list(options.checkpoints)
     sidecars = sidecars or Sidecars(names, options.revision)
-    folder, config = sidecars[names[0]]
+    data = RunData(*sidecars[names[0]])
     sets = []
-    for task in (find_task(spec, config["modality"], config.get("data_revisions")) for spec in tasks):
-        rows = load_rows(task, split, options.data_root, options.limit, labelled=False, plain=True)
+    for each in tasks:
+        if isinstance(each, Wanted):
+            wanted = each
+        else:
+            wanted = data.find(each, options.columns, split=options.split, limit=options.limit)
+        task, split, root = wanted.task, wanted.split, data.root(options.data_root)
+        if out.suffix and not overwrite:
+            _refuse_other(out, task.name, split)
+        rows = load_rows(task, split, root, wanted.limit, labelled=False, seed=data.seed, plain=True)
         say(f"Predicting {task.name} ({split}, {len(rows)} rows)")
-        sets.append(RowSet.of_task(rows, task, split, Path(folder).name))
+        sets.append(RowSet.of_task(rows, task, split, data.folder.name))
     quantization = {"load_in_4bit": True} if options.load_in_4bit else None
     loading = {"revision": options.revision, "quantization": quantization}
     tables = cached_tables(
@@ -208,6 +227,20 @@ def predict(
     )
     save_tables(sets, tables, out)
     return tables
+
+
+def _refuse_other(out: Path, task: str, split: str) -> None:
+    """A finished table of other rows is not replaced unasked."""
+    from ..evaluation.prediction_table import PredictionTable
+
+    if not out.exists():
+        return
+    meta = PredictionTable.load(out, allow_nan=True).meta
+    if (meta.get("task"), meta.get("split")) != (task, split):
+        raise UserError(
+            f"{out} holds predictions of {meta.get('task')} ({meta.get('split')}), not of {task} ({split}); choose "
+            "another --out, or pass --overwrite"
+        )
 
 
 def save_tables(sets: Sequence[RowSet], tables: Sequence[PredictionTable], out: Path) -> None:
@@ -230,20 +263,27 @@ def save_tables(sets: Sequence[RowSet], tables: Sequence[PredictionTable], out: 
         save_table(table, each.rows, path)
 
 
-def answer(task: TaskSpec, options: AnswerOptions) -> int:
-    """Answer one split of a task and write the answers to a file; returns the number of rows."""
+def answer(task: TaskSpec | None, options: AnswerOptions, sidecars: Sidecars | None = None) -> tuple[int, str]:
+    """Answer one split of a task (`None`: the run's own) into a file; returns the number of rows and the file."""
+    from ..core.names import table_name
     from ..inference.answer_files import describe, predict_file
-    from ..inference.modality import find_task, iter_items
+    from ..inference.modality import iter_items
+    from ..inference.run_data import RunData
 
+    name = options.pipeline.checkpoint
+    data = RunData(*(sidecars or Sidecars([name], options.pipeline.revision))[name])
+    wanted = data.find(task, options.columns, split=options.split, limit=options.limit)
+    root = data.root(options.data_root)
+    default = data.folder / "answers" / f"{table_name(wanted.task.name, wanted.split).removesuffix('.npz')}.csv"
+    out = options.out or str(default)
     pipe = shared.load_pipeline(options.pipeline)
-    backend = pipe.run.backend
-    found = find_task(task, backend.modality, backend.data_revisions)
-    items = islice(iter_items(found, options.split, options.data_root, backend), options.limit)
-    job = describe(pipe, task, options.split, options.limit, options.data_root)
-    return predict_file(pipe, items, options.out, job, options.overwrite)
+    items = islice(iter_items(wanted.task, wanted.split, root, pipe.run.backend, data.seed), options.limit)
+    return predict_file(
+        pipe, items, out, describe(pipe, wanted.task, wanted.split, options.limit, root), options.overwrite
+    ), out
 
 
-def find_shards(task: str, out: str) -> list[Path]:
+def find_shards(task: str, out: str | None) -> list[Path]:
     """The input files if the task is a folder or a glob pattern (`shards/*.parquet`); empty for any other task."""
     is_pattern = any(mark in task for mark in "*?[")
     if not is_pattern and not Path(task).is_dir():
@@ -252,6 +292,8 @@ def find_shards(task: str, out: str) -> list[Path]:
     files = [path for path in found if path.suffix in (".parquet", ".jsonl", ".csv") and not path.name.startswith(".")]
     if not files:
         raise UserError(f"{task}: no .parquet, .jsonl or .csv files there")
+    if out is None:
+        raise UserError(f"{task} is answered into a folder of as many files: name it with --out")
     if Path(out).suffix or Path(out).is_file():
         raise UserError(f"--out {out}: a folder of files is answered into a folder; give one without an ending")
     if Path(out).resolve() in {path.parent.resolve() for path in files}:
@@ -262,15 +304,13 @@ def find_shards(task: str, out: str) -> list[Path]:
     return files
 
 
-def answer_shards(files: Sequence[Path], columns: dict[str, Any], options: AnswerOptions) -> int:
+def answer_shards(files: Sequence[Path], options: AnswerOptions) -> int:
     """
     Answer several input files, each into its own file of the output folder, with constant memory; can be resumed.
 
     Args:
         files (`Sequence[Path]`):
             From [`find_shards`].
-        columns (`dict`):
-            Column names of the user's own data.
         options ([`AnswerOptions`]):
             Options; `limit` counts rows over all files.
 
@@ -278,20 +318,22 @@ def answer_shards(files: Sequence[Path], columns: dict[str, Any], options: Answe
         `int`: Number of rows answered.
     """
     from ..inference.answer_files import describe, predict_shards
-    from ..inference.modality import count_rows, find_task, iter_items
+    from ..inference.modality import count_rows, iter_items
+    from ..inference.run_data import RunData
 
     pipe = shared.load_pipeline(options.pipeline)
     backend = pipe.run.backend
+    data = RunData(*Sidecars([options.pipeline.checkpoint], options.pipeline.revision)[options.pipeline.checkpoint])
 
-    def shards() -> Iterator[tuple[str, Iterable[AnswerItem], Job]]:
+    def shards() -> Iterator[tuple[str, Iterable[Answerable], Job]]:
         left = options.limit
         for path in files:
             if left is not None and left <= 0:
                 return
-            spec = {"path": str(path), **columns}
-            job = describe(pipe, spec, options.split, left, options.data_root)
-            task = find_task(spec, backend.modality)
-            yield path.stem, islice(iter_items(task, options.split, options.data_root, backend), left), job
+            wanted = data.find(str(path), options.columns, split=options.split, limit=left)
+            items = iter_items(wanted.task, wanted.split, options.data_root, backend)
+            yield path.stem, islice(items, left), describe(pipe, wanted.task, wanted.split, left, options.data_root)
             left = None if left is None else left - count_rows(path, left)
 
+    assert options.out is not None
     return predict_shards(pipe, shards(), options.out, overwrite=options.overwrite)

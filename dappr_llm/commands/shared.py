@@ -86,6 +86,29 @@ def add_prediction(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=whole(), help="use only the first rows of every task")
 
 
+def add_columns(parser: argparse.ArgumentParser, default: str = "those that the run was trained on") -> None:
+    """How rows of one's own are read; [`columns`] reads it back."""
+    own = parser.add_argument_group(f"columns of your own data (default: {default})")
+    own.add_argument(
+        "--question", "--text", metavar="COLUMN", help='of questions or texts, or a template: "{question} {passage}"'
+    )
+    own.add_argument(
+        "--choices", nargs="+", metavar="COLUMN", help="of the options, if rows have their own; or one per option"
+    )
+    own.add_argument("--options", "--labels", nargs="+", metavar="NAME", help="the labels, if all rows share them")
+    own.add_argument("--answer", "--label", metavar="COLUMN", help="of answers or labels")
+    own.add_argument("--encoding", help="of the file, if not UTF-8")
+
+
+def columns(args: argparse.Namespace) -> dict[str, Any]:
+    """The columns that were given, under the keys of a task description."""
+    keys = ("question", "choices", "options", "answer", "encoding")
+    given = {key: getattr(args, key) for key in keys if getattr(args, key)}
+    if len(given.get("choices", ())) == 1:
+        given["choices"] = given["choices"][0]
+    return given
+
+
 def add_cache(parser: argparse.ArgumentParser) -> None:
     """`--no-cache`, for verbs that write prediction tables."""
     parser.add_argument(

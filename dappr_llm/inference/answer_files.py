@@ -3,12 +3,12 @@ Answers of a pipeline written to JSONL, CSV or Parquet files of any size; an int
 
 Answers are appended to a journal (`.NAME.part.jsonl` beside the output) as they are computed. The same job, started
 again, continues after the last complete line of the journal. When all rows are answered, the journal is converted to
-the output file, which is written atomically.
+the output file, which is written atomically. Which job made it stands beside it (`.NAME.job.json`), so that another
+job does not replace it unasked.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from collections import deque
@@ -16,14 +16,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ..core import checkpoint
-from ..core.csv_files import write_csv
 from ..core.errors import UserError
 from ..core.files import atomic_write, parse_json, read_json, write_text
 from ..core.names import safe_name
-from .modality import find_task, hub_source
+from .answer_columns import OwnRow, merged, write_records
+from .modality import described, find_task, hub_source
 from .table_cache import base_folder, contents_hash, file_hash
 
 if TYPE_CHECKING:
@@ -37,11 +37,12 @@ if TYPE_CHECKING:
         @property
         def question(self) -> str: ...
 
+    Answerable: TypeAlias = AnswerItem | tuple[AnswerItem, OwnRow]
+
 
 SUFFIXES = (".jsonl", ".csv", ".parquet")
 _BOOK = ".shards.json"  # finished shards: name → the job that wrote it
 _FLUSH_ROWS, _SYNC_ROWS = 64, 4096  # rows lost at most by a kill, and by a power failure
-_CHUNK = 10_000  # rows of one Parquet row group
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,8 @@ def describe(
     Args:
         pipe (`UncertaintyPipeline`):
             The loaded pipeline.
-        spec (`str` or `Mapping`):
-            Task name, file, or mapping as in a recipe.
+        spec (`str`, `Mapping`, `MCQTask` or `ImageTask`):
+            Task name, file, mapping as in a recipe, or declaration.
         split (`str`):
             The split.
         limit (`int`, *optional*):
@@ -125,17 +126,16 @@ def describe(
         data_root (`str`, *optional*):
             Folder with local copies of Hub datasets.
     """
-    path = spec.get("path") if isinstance(spec, dict) else spec
-    is_file = isinstance(path, str) and os.path.isfile(path)
     run = pipe.run
     facts = run.backend.config()
     task = find_task(spec, run.backend.modality, run.backend.data_revisions)
     root, data_revision = hub_source(task, data_root)
+    plain, path = described(task, split)
     home = base_folder(run.base, facts.get("base_revision")) if "base_revision" in facts else None
     sidecar = Path(run.folder) / checkpoint.SIDECAR
     options = {"extra_letters": pipe.extra_letters, "truncate": pipe.truncate, "limit": limit}
     return Job(
-        task=json.dumps(spec, sort_keys=True, allow_nan=False),
+        task=json.dumps(plain, sort_keys=True, allow_nan=False),
         split=split,
         weights=contents_hash(Path(run.folder)),
         sidecar=checkpoint.sha256(sidecar) if sidecar.is_file() else None,
@@ -147,12 +147,16 @@ def describe(
         options=json.dumps(options, allow_nan=False),
         data_root=root,
         data_revision=data_revision,
-        input=file_hash(Path(path)) if is_file else None,  # type: ignore[arg-type]
+        input=file_hash(path) if path and path.is_file() else None,
     )
 
 
 def predict_file(
-    pipe: UncertaintyPipeline, items: Iterable[AnswerItem], out: str | Path, job: Job, overwrite: bool = False
+    pipe: UncertaintyPipeline,
+    items: Iterable[Answerable],
+    out: str | Path,
+    job: Job,
+    overwrite: bool = False,
 ) -> int:
     """
     Answer every item and write the answers to a file.
@@ -160,14 +164,15 @@ def predict_file(
     Args:
         pipe (`UncertaintyPipeline`):
             The pipeline.
-        items (`Iterable[MCQItem]` or `Iterable[ImageItem]`):
-            The items, in the same order each time the job is started.
+        items (`Iterable`):
+            The items (`MCQItem`, `ImageItem`), in the same order each time the job is started; or pairs of an item
+            and the user's own row, whose columns the file keeps.
         out (`str` or `Path`):
             The output file: `.jsonl`, `.csv` or `.parquet`.
         job (`Job`):
             From [`describe`].
         overwrite (`bool`, *optional*, defaults to `False`):
-            Discard an existing journal, also that of another job.
+            Discard an existing journal and file, also those of another job.
 
     Returns:
         `int`: Number of rows in the file.
@@ -175,41 +180,75 @@ def predict_file(
     out = Path(out)
     check_name(out)
     journal = out.with_name(f".{out.name}.part.jsonl")
+    if out.exists() and not overwrite and (finished := _finished(out, job)):
+        return finished
     done = _resume(journal, job, overwrite)
-    waiting: deque[int | None] = deque()
-
-    def rows() -> Iterator[Any]:
-        for item in islice(items, done, None):
-            waiting.append(item.label if item.label >= 0 else None)
-            is_image = hasattr(item, "image")
-            yield item if is_image else {"id": item.id, "question": item.question, "choices": list(item.options)}
-
-    count = done
     try:
-        with journal.open("a", encoding="utf-8") as handle:
-            for answer in pipe.stream(rows()):
-                label = waiting.popleft()
-                known = {} if label is None else {"label": label, "correct": answer.answer == answer.choices[label]}
-                handle.write(json.dumps({**answer.to_dict(), **known}, ensure_ascii=False, allow_nan=False) + "\n")
-                count += 1
-                if count % _FLUSH_ROWS == 0:
-                    handle.flush()
-                if count % _SYNC_ROWS == 0:
-                    _sync(handle)
-            _sync(handle)
+        count = _append(pipe, islice(items, done, None), journal, done)
     except OSError as error:
         raise UserError(f"Cannot write {journal}: {error.strerror or error}") from error
+    except UserError:  # a row that is refused: the corrected job is another one and must not find this one's answers
+        journal.unlink(missing_ok=True)
+        raise
     if count == 0:
         journal.unlink()
         raise UserError(f"{job.task} has no rows")
     _finish(journal, out)
+    write_text(_note(out), json.dumps({"job": asdict(job), "rows": count}, indent=1, allow_nan=False) + "\n")
     journal.unlink()
     return count
 
 
+def _append(pipe: UncertaintyPipeline, items: Iterator[Answerable], journal: Path, count: int) -> int:
+    """Answer the items that are left, after `count` that are in the journal; returns how many there are now."""
+    waiting: deque[tuple[int | None, OwnRow]] = deque()
+
+    def rows() -> Iterator[Any]:
+        for each in items:
+            item, own = each if isinstance(each, tuple) else (each, {})
+            waiting.append((item.label if item.label >= 0 else None, own))
+            is_image = hasattr(item, "image")
+            yield item if is_image else {"id": item.id, "question": item.question, "choices": list(item.options)}
+
+    with journal.open("a", encoding="utf-8") as handle:
+        for answer in pipe.stream(rows()):
+            label, own = waiting.popleft()
+            known = {} if label is None else {"label": label, "correct": answer.answer == answer.choices[label]}
+            record = merged(own, {**answer.to_dict(), **known})
+            handle.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+            count += 1
+            if count % _FLUSH_ROWS == 0:
+                handle.flush()
+            if count % _SYNC_ROWS == 0:
+                _sync(handle)
+        _sync(handle)
+    return count
+
+
+def _note(out: Path) -> Path:
+    return out.with_name(f".{out.name}.job.json")
+
+
+def _finished(out: Path, job: Job) -> int:
+    """Number of rows of a finished file of this very job; a `UserError` if it is another's, or changed since."""
+    try:
+        note = read_json(_note(out))
+        difference, rows = job.difference(note["job"]), int(note["rows"])
+    except (UserError, KeyError, TypeError, ValueError):
+        difference, rows = "nothing says which", 0
+    if not difference and out.stat().st_mtime_ns > _note(out).stat().st_mtime_ns:
+        difference = "it was changed since"
+    if difference:
+        raise UserError(
+            f"{out} exists already and holds something else than this job's answers ({difference}); choose another "
+            "--out, or pass --overwrite"
+        )
+    return rows
+
+
 def predict_shards(
     pipe: UncertaintyPipeline,
-    shards: Iterable[tuple[str, Iterable[AnswerItem], Job]],
+    shards: Iterable[tuple[str, Iterable[Answerable], Job]],
     out: str | Path,
     suffix: str = ".parquet",
     overwrite: bool = False,
@@ -315,50 +354,4 @@ def _records(journal: Path) -> Iterator[dict[str, Any]]:
 
 def _finish(journal: Path, out: Path) -> None:
     """Convert a complete journal to the output format."""
-    with atomic_write(out) as handle:
-        kind = out.suffix.lower()
-        if kind == ".jsonl":
-            for record in _records(journal):
-                handle.write((json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n").encode())
-        elif kind == ".csv":
-            _write_csv(_records(journal), handle)
-        else:
-            _write_parquet(_records(journal), handle)
-
-
-_COLUMNS = ("id", "answer", "letter", "choices", "probs", "alpha", "aleatoric", "epistemic", "prediction_set",
-            "abstain", "label", "correct")  # fmt: skip
-
-
-def _write_csv(records: Iterator[dict[str, Any]], handle: IO[bytes]) -> None:
-    text = io.TextIOWrapper(handle, encoding="utf-8", newline="", write_through=True)
-    write_csv(text, _COLUMNS, ([_csv_value(record.get(name)) for name in _COLUMNS] for record in records))
-    text.detach()
-
-
-def _csv_value(value: Any) -> Any:
-    """Lists as JSON, so that readers can parse them."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False) if isinstance(value, list) else value
-
-
-def _write_parquet(records: Iterator[dict[str, Any]], handle: IO[bytes]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    texts, numbers = pa.list_(pa.string()), pa.list_(pa.float64())
-    kinds = [pa.string()] * 3 + [
-        texts,
-        numbers,
-        numbers,
-        pa.float64(),
-        pa.float64(),
-        texts,
-        pa.bool_(),
-        pa.int64(),
-        pa.bool_(),
-    ]
-    schema = pa.schema(list(zip(_COLUMNS, kinds, strict=True)))
-    with pq.ParquetWriter(handle, schema) as writer:
-        while chunk := list(islice(records, _CHUNK)):
-            columns = {name: [record.get(name) for record in chunk] for name in _COLUMNS}
-            writer.write_table(pa.table(columns, schema=schema))
+    write_records(lambda: _records(journal), out)

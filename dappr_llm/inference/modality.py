@@ -70,7 +70,10 @@ def find_task(spec: TaskSpec, modality: str | None = None, revisions: Mapping[st
         revisions (`Mapping[str, str]`, *optional*):
             Commits by Hub id, as a checkpoint recorded them: its datasets are read at these, unless `spec` names one.
     """
-    task = _declared(spec, modality)
+    return _pinned(_declared(spec, modality), revisions)
+
+
+def _pinned(task: Task, revisions: Mapping[str, str] | None) -> Task:
     commit = (revisions or {}).get(task.path or "")
     if commit is None or task.revision is not None:
         return task
@@ -89,6 +92,82 @@ def _declared(spec: TaskSpec, modality: str | None) -> Task:
     from ..text.data.tasks import get_task
 
     return get_task(spec)  # type: ignore[arg-type]
+
+
+def remembered_task(recipe: Recipe | None, config: Mapping[str, Any]) -> Task | None:
+    """
+    The task that a run was trained on, without reading its rows; `None` if nothing says it.
+
+    Args:
+        recipe (`Recipe`, *optional*):
+            The recipe in the run's folder.
+        config (`Mapping`):
+            Its sidecar.
+    """
+    if config["modality"] == "text":
+        from ..text.data.run_task import remembered
+
+        return remembered(recipe, tuple(config.get("labels") or ()) or None)
+    return find_task(recipe.data.train, config["modality"]) if recipe is not None else None
+
+
+def find_run_task(
+    own: Task | None,
+    spec: TaskSpec | None,
+    config: Mapping[str, Any],
+    columns: Mapping[str, Any] | None = None,
+    ood: bool = False,
+) -> Task:
+    """
+    A task beside a run's own, from which files of text inherit columns and labels; images have theirs in their files.
+
+    Args:
+        own (`MCQTask` or `ImageTask`, *optional*):
+            From [`remembered_task`].
+        spec (*optional*):
+            As for [`find_task`]; `None` for the run's own.
+        config (`Mapping`):
+            The run's sidecar: modality, and commits of Hub datasets.
+        columns (`Mapping`, *optional*):
+            Columns, labels and encoding that the user names.
+        ood (`bool`, *optional*, defaults to `False`):
+            Rows of another distribution, whose labels may be others.
+    """
+    if config["modality"] == "text":
+        from ..text.data.run_task import find_rows
+
+        found: Task = find_rows(own, spec, columns, ood)  # type: ignore[arg-type]
+    elif columns:
+        raise UserError("Images have no columns to name: leave --text, --choices, --labels and --label out")
+    elif spec is None:
+        if own is None:
+            raise UserError("The run does not say what it was trained on; name the images")
+        found = own
+    else:
+        found = find_task(spec, config["modality"])
+    return _pinned(found, config.get("data_revisions"))
+
+
+def is_own_task(own: Task, spec: TaskSpec | None) -> bool:
+    """Whether a task is a run's own: nothing is named, or its name, or the file whose rows were dealt out."""
+    from ..text.data.registry import MCQTask
+
+    if not isinstance(own, MCQTask):
+        return spec is None or spec == own.name
+    from ..text.data.run_task import is_own
+
+    return is_own(own, spec)
+
+
+def check_unchanged(task: Task, run: str) -> str | None:
+    """What to warn of if the files of a run's own task have changed; a `UserError` if trained rows are not known."""
+    from ..text.data.registry import MCQTask
+
+    if not isinstance(task, MCQTask):
+        return None
+    from ..text.data.run_task import check_unchanged as of_text
+
+    return of_text(task, run)
 
 
 def settle_data(recipe: Recipe) -> Recipe:
@@ -158,6 +237,16 @@ def load_rows(
     return (load_items if plain else load_task)(task, split, root, limit, labelled)
 
 
+def described(task: Task, split: str) -> tuple[Any, Path | None]:
+    """A task as plain values, with all its columns and labels if it is of text, and the file of a split."""
+    from ..text.data.registry import MCQTask
+    from ..text.data.registry import describe as of_text
+
+    if not isinstance(task, MCQTask):
+        return {"name": task.name, "path": task.path}, Path(task.path) if task.path else None
+    return of_text(replace(task, sha256={})), Path(task.source(split)) if task.own_files else None
+
+
 def count_rows(path: str | Path, most: int) -> int:
     """Number of rows of a JSONL, CSV or Parquet file, counted up to `most`."""
     from ..text.data.sources import read_file
@@ -165,16 +254,27 @@ def count_rows(path: str | Path, most: int) -> int:
     return sum(1 for _ in islice(read_file(path), most))
 
 
-def iter_items(task: Task, split: str, root: str | None, backend: Backend) -> Iterator[MCQItem | ImageItem]:
-    """Iterate over the items of one split, ready for `backend.encode`; the arguments are those of [`load_rows`]."""
+def iter_items(
+    task: Task, split: str, root: str | None, backend: Backend, seed: int = 0
+) -> Iterator[MCQItem | ImageItem | tuple[MCQItem, Mapping[str, Any]]]:
+    """
+    Iterate over the items of one split, ready for `backend.encode`; those of the user's own files with their rows.
+
+    Args:
+        task, split, root, seed:
+            As for [`load_rows`].
+        backend (`Backend`):
+            Makes items of images.
+    """
     from ..vision.data.catalogue import ImageTask
 
     if not isinstance(task, ImageTask):
-        from ..text.data.tasks import iter_items as iter_questions
+        from ..text.data.tasks import iter_rows
 
-        yield from (item for _, item in iter_questions(task, split, root))
+        yield from ((item, row) if task.own_files else item for _, item, row in iter_rows(task, split, root))
         return
-    prepared = backend.prepare(load_rows(task, split, root, labelled=False), labelled=False, name=task.name)
+    rows = load_rows(task, split, root, labelled=False, seed=seed)
+    prepared = backend.prepare(rows, labelled=False, name=task.name)
     for i, name in enumerate(prepared["id"]):
         row = {"id": name, "image": prepared.rows.load(i), "label": int(prepared.rows.labels[i])}
         yield from backend.items([row], i)

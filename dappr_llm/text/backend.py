@@ -22,9 +22,10 @@ from ..core.data_frames import as_rows
 from ..core.errors import UserError
 from ..core.outputs import Outputs
 from ..methods import Method, name_of, served_by
-from . import lm
+from . import asking, lm
 from .adapter_files import base_revision, check_adapter, compare_extra, compare_letters
-from .data.items import LETTERS, Columns, MCQItem, parse_item
+from .data.columns import guess
+from .data.items import LETTERS, Columns, ItemParser, MCQItem
 from .data.streams import most_options, prepare_stream
 from .forward_call import ForwardCall
 from .model_reader import ModelReader
@@ -78,10 +79,7 @@ class TextBackend(Backend):
     """
 
     modality = "text"
-    ask_help = (
-        "Type a question, then one choice per line and an empty line; or all in one line: question | choice | "
-        "choice.\nCtrl-D ends."
-    )
+    labels: tuple[str, ...] | None = None  # the options of every row, where the task has fixed labels
 
     def __init__(
         self,
@@ -172,6 +170,7 @@ class TextBackend(Backend):
             evidence_offset=config["evidence_offset"],
             base_model=config.get("base_model"),
         )
+        backend.labels = tuple(config.get("labels") or ()) or None
         # Kept from here on: reading more choices than were trained must not move a row.
         backend._extra = compare_extra(sidecar, config, backend._extra_blocks(config["num_choices"]))
         return model, backend
@@ -286,6 +285,8 @@ class TextBackend(Backend):
             return question
         if not isinstance(question, str):
             return None
+        if choices is None and self.labels is not None:
+            return {"question": question, "choices": list(self.labels)}
         if choices is None:
             raise UserError('A question given as text needs its choices: pipe("…?", choices=["…", "…"])')
         if isinstance(choices, str):
@@ -296,26 +297,22 @@ class TextBackend(Backend):
         """A short hash of every prompt's tokens."""
         return [fingerprint(ids) for ids in prepared["input_ids"]]
 
+    @property
+    def ask_help(self) -> str:  # type: ignore[override]
+        return asking.ask_help(self.labels)
+
     def ask_row(self, read: Callable[[str], str]) -> Mapping[str, Any] | None:
-        """A question asked for in the terminal."""
-        line = read("Question: ").strip()
-        if "|" in line:
-            question, *choices = (part.strip() for part in line.split("|"))
-            return {"question": question, "choices": choices} if question else None
-        choices = []
-        while line:
-            choice = read(f"  choice {len(choices) + 1}: ").strip()
-            if not choice:
-                break
-            choices.append(choice)
-        return {"question": line, "choices": choices} if line else None
+        return asking.ask_row(read, self.labels)
 
     def items(self, rows: Sequence[Mapping[str, Any]], start: int = 0, name: str = "item") -> list[MCQItem]:
         """Raw rows, or items, as parsed items; `start` counts on in names and ids where rows come in portions."""
-        return [
-            parse_item(row, Columns(), f"{name} {number}", default_id=str(number))
-            for number, row in enumerate(rows, start)
-        ]
+        own, fixed = ItemParser(Columns()), ItemParser(Columns(options=self.labels, foreign=True))
+        found = []
+        for number, row in enumerate(rows, start):
+            row = (self.as_row(row) if isinstance(row, str) else None) or row
+            is_text = self.labels is not None and guess("choices", row) is None
+            found.append((fixed if is_text else own)(row, f"{name} {number}", str(number)))
+        return found
 
     def encode(self, items: Sequence[MCQItem]) -> list[dict[str, Any]]:
         """Items → rows for `collate`, each with its `num_options`, its `length` and whether it was `truncated`."""
@@ -377,6 +374,7 @@ class TextBackend(Backend):
             "letters": list(LETTERS[: self.num_choices]),
             "letter_token_ids": self.token_ids(self.num_choices),
             "extra_token_ids": self._extra_blocks(self.num_choices),
+            **({"labels": list(self.labels)} if self.labels else {}),
             "prompt": self.prompt.to_dict(),
             "max_length": self.max_length,
             "evidence_offset": self.evidence_offset,

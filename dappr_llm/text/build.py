@@ -123,7 +123,9 @@ def build_model(
     else:
         set_seed(args.seed)  # the adapter starts at random: the seed must decide where
         model = lm.add_adapter(model, lora, section.name)
-    return model, build_backend(model, tokenizer, args, method, section.name, sidecar.get("evidence_offset", 0.0))
+    backend = build_backend(model, tokenizer, args, method, section.name, sidecar.get("evidence_offset", 0.0))
+    backend.labels = task.labels
+    return model, backend
 
 
 def _starting_adapter(name: str) -> tuple[str, Mapping[str, Any]]:

@@ -24,7 +24,14 @@ _MODEL = (
 _RUN = (checkpoint.RECIPE, checkpoint.RESULTS, "decision.json", "*.png", "trainer_state.json", LOCK)
 _STATE = ("trainer_state.json", "optimizer*", "scheduler*", "scaler.pt", "rng_state*", "pytorch_model_fsdp*", "latest")
 _TABLE = ("*.npz", "*.items.jsonl", "*.parquet", LEFTOVER)
-_LATER = ("report", "evaluations", "audits", "tables", "runs")  # of later commands and of TensorBoard: left alone
+_LATER = (
+    "report",
+    "evaluations",
+    "audits",
+    "answers",
+    "tables",
+    "runs",
+)  # of later commands and of TensorBoard: left alone
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
 
 

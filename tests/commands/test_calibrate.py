@@ -108,7 +108,7 @@ def test_an_adapter_trained_elsewhere(trained, tmp_path, capsys):
     "command, words",
     [
         (["calibrate"], "Give a checkpoint"),
-        (["calibrate", "RUN"], "--task NAME"),
+        (["calibrate", "RUN", "--task", "gone.jsonl"], "gone.jsonl: no such file"),
         (["calibrate", "RUN", "--table", "gone.npz"], "no prediction table"),
         (["calibrate", "RUN", "--adapter", "x"], "--out FOLDER"),
         (["calibrate", "--adapter", "gone/away/x", "--out", "o"], "no such folder"),

@@ -233,7 +233,7 @@ def test_mistakes_in_prediction_and_evaluation(tmp_path, capsys, monkeypatch):
         (["evaluate", "--id", "t.npz"], "t.npz"),
         (["evaluate", "--id", "missing.npz"], "missing.npz"),
         (["evaluate", "folder", "--id", "obqa"], "folder is not a checkpoint"),
-        (["audit", "run"], "An audit needs --task"),
+        (["audit", "run"], "run has no recipe.yaml that says what it was trained on; name the rows"),
         (["audit", "missing.npz"], "missing.npz"),
         (["train", "nothing.yaml"], "nothing.yaml: no such recipe"),
     ]

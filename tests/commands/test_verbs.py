@@ -52,7 +52,7 @@ def test_defaults_of_the_command_line_and_of_python_are_the_same():
     assert answers == predict.AnswerOptions(shared.PipelineOptions("run"), "o.csv")
     assert shared.PipelineOptions.from_args(parse("ask", "run"), "run") == shared.PipelineOptions("run")
     found = evaluate.EvaluateOptions.from_args(parse("evaluate", "run", "--id", "t"))
-    assert found == evaluate.EvaluateOptions("t", [], prediction=predict.TableOptions(["run"]))
+    assert found == evaluate.EvaluateOptions("t", prediction=predict.TableOptions(["run"]))
     found = calibrate.CalibrateOptions.from_args(parse("calibrate", "run"), "run", None)
     assert found == calibrate.CalibrateOptions("run")
     assert train.TrainOptions.from_args(parse("train", "r.yaml")) == train.TrainOptions("r.yaml")
@@ -112,18 +112,22 @@ def test_sidecars_are_read_once_and_those_on_the_hub_when_asked_for(run_folder, 
 
 
 def test_evaluate_resolves_each_task_and_reads_each_sidecar_once(run_folder, tmp_path, monkeypatch, reads):
-    from dappr_llm.inference import modality
+    from dappr_llm.inference import run_data
 
     monkeypatch.setenv("DAPPR_PREDICTION_CACHE", str(tmp_path / "cache"))
     specs = [write_rows(tmp_path / f"{name}.jsonl", make_rows(5, start)) for name, start in (("one", 0), ("two", 20))]
     prediction = predict.TableOptions([str(run_folder)])
     options = evaluate.EvaluateOptions(specs[0], specs[1:], str(tmp_path / "out"), prediction, resamples=0)
     first = evaluate.evaluate(options)
-    asked, find = [], modality.find_task
-    monkeypatch.setattr(modality, "find_task", lambda spec, *args: asked.append(spec) or find(spec, *args))
+    asked, find = [], run_data.find_run_task
+    monkeypatch.setattr(
+        run_data,
+        "find_run_task",
+        lambda own, spec, *args, **more: asked.append(spec) or find(own, spec, *args, **more),
+    )
     reads.clear()
     assert evaluate.evaluate(options) == first  # from the cache: nothing but these files is read
-    assert [spec for spec in asked if isinstance(spec, str)] == specs
+    assert asked == specs
     assert reads == [str(run_folder)]
 
 

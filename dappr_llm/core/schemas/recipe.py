@@ -31,6 +31,9 @@ class TaskDescription(TypedDict, total=False):
     encoding: Name | None
     fractions: Annotated[dict[Name, Inside], Field(min_length=2, max_length=20)] | None
     split_seed: Seed | None
+    sha256: (
+        dict[Name, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]] | None
+    )  # of the files, by split; runs note them
     # rows of text; for classification `question`, `answer` and `options` are also called `text`, `label` and `labels`
     text: Text | Names | None
     labels: Annotated[list[Plain], Field(min_length=2, max_length=100_000)] | None

@@ -57,6 +57,7 @@ class TextSidecar(SidecarFile):
     base_model: Text | None = None
     base_revision: Name | None = None
     precision: Name | None = None
+    labels: Annotated[list[Text], Field(min_length=2, max_length=100_000)] | None = None  # if all rows share them
     letters: Annotated[list[Name], Field(max_length=26)]
     letter_token_ids: TokenIds
     extra_token_ids: Annotated[list[TokenIds], Field(max_length=1000)] | None = None

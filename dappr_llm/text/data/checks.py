@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from ...core import data_checks
 from ...core.data_checks import Finding, Part
+from ...core.errors import UserError
 from ...core.splits import same_text
 from .items import UNKNOWN, MCQItem, RowProblem
 from .registry import TASKS, MCQTask
-from .settle import recipe_task
+from .settle import file_hashes, recipe_task
 from .tasks import iter_items
 
 if TYPE_CHECKING:
@@ -35,6 +36,12 @@ def check_recipe(recipe: Recipe) -> None:
     """
     data = recipe.data
     task = recipe_task(recipe)
+    for split, found in file_hashes(task).items():
+        if task.sha256.get(split, found) != found:
+            raise UserError(
+                f"{task.splits[split]} is not the file that the recipe means, by its sha256: restore it, or remove "
+                "sha256 from data.train to train on what it holds now"
+            )
     mode = data.checks or ("warn" if task.name in TASKS else "error")
     if mode == "off" or data.streaming or task.bundled:
         return

@@ -184,7 +184,8 @@ def propose(path: str, given: Mapping[str, Any] | None = None) -> Proposal:
         path (`str`):
             A CSV, JSONL or Parquet file.
         given (`Mapping`, *optional*):
-            What is known of it: keys of a task description (`text`, `label`, `labels`, `encoding`, …).
+            What is known of it: `question` (or text), `choices`, `options` (or labels), `answer` (or label),
+            `encoding`.
     """
     given = {key: value for key, value in (given or {}).items() if value}
     rows = [row for _, row in islice(read_file(path, given.get("encoding"), class_names=True), _LOOKED_AT)]
@@ -210,15 +211,16 @@ def _columns(path: str, rows: list[dict[str, Any]], given: Mapping[str, Any]) ->
             f"{path} has one column, {names[0]!r}; a text and a label are needed (are the columns separated by "
             "commas, semicolons, tabs or bars?)"
         )
-    if {"choices", "question", "answer"} & set(found):
+    if "choices" in found:
         return found
-    if not {"text", "label", "labels"} & set(found) and (guess("choices", names) or _option_columns(names)):
+    if "options" not in found and (guess("choices", names) or _option_columns(names)):
         if not guess("choices", names):
             found["choices"] = _option_columns(names)
         return found
-    label = found.get("label") or guess("answer", names, fixed=True) or _label_by_content(path, rows, names)
+    text, label = found.pop("question", None), found.pop("answer", None)
+    label = label or guess("answer", names, fixed=True) or _label_by_content(path, rows, names)
     others = [name for name in names if name != label]
-    text = found.get("text") or guess("question", others, fixed=True) or _text_by_content(path, rows, others)
+    text = text or guess("question", others, fixed=True) or _text_by_content(path, rows, others)
     return {**found, "text": text, "label": label}
 
 

@@ -51,6 +51,8 @@ class MCQTask:
             the out-of-scope queries of a dataset.
         local_splits (`dict[str, str]`, *optional*):
             Names of the splits' files in local copies, where they differ from the Hub's.
+        sha256 (`dict[str, str]`, *optional*):
+            Hashes of the files that a run was trained on, by split, so that a changed file is noticed.
         settled (`bool`, *optional*, defaults to `False`):
             The rows were looked at; what is still open stays open.
     """
@@ -69,6 +71,7 @@ class MCQTask:
     skip_labels: tuple[str, ...] = ()
     only_labels: tuple[str, ...] = ()
     local_splits: Mapping[str, str] = field(default_factory=dict)
+    sha256: Mapping[str, str] = field(default_factory=dict, compare=False)
     settled: bool = field(default=False, compare=False)
 
     @property
@@ -150,8 +153,8 @@ TASKS: dict[str, MCQTask] = {
 
 _ALIASES = {"text": "question", "label": "answer", "labels": "options"}
 _COLUMN_KEYS = ("question", "choices", "answer", "id", "options", "answer_type")
-_FIELD_KEYS = ("name", "path", "config", "splits", "revision", "encoding", "fractions", "split_seed")
-_CHANGES = ("config", "revision", "encoding", "fractions", "split_seed")
+_FIELD_KEYS = ("name", "path", "config", "splits", "revision", "encoding", "fractions", "split_seed", "sha256")
+_CHANGES = ("config", "revision", "encoding", "fractions", "split_seed", "sha256")
 TASK_KEYS = {*_FIELD_KEYS, *_COLUMN_KEYS, *_ALIASES}
 
 
@@ -194,7 +197,7 @@ def _described(spec: dict[str, Any]) -> MCQTask:
         raise UserError("A task description needs `path` (a file or Hub id) or `splits` (split: file)")
     if path is not None and is_data_file(path):
         splits, path = {"*": path, **splits}, None
-    columns = _columns(spec)
+    columns = read_columns(spec)
     fixed = False if "choices" in columns else True if {"text", "label", "labels", "options"} & set(spec) else None
     changes: dict[str, Any] = {key: spec[key] for key in _CHANGES if key in spec}
     if "options" in columns:
@@ -207,7 +210,7 @@ def _described(spec: dict[str, Any]) -> MCQTask:
     return MCQTask(name, path, splits=splits, columns=Columns(**columns), fixed=fixed, **changes)
 
 
-def _columns(spec: Mapping[str, Any]) -> dict[str, Any]:
+def read_columns(spec: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `Columns` that a description gives, under either of their names."""
     values: dict[str, Any] = {}
     for key in (*_COLUMN_KEYS, *_ALIASES):
@@ -253,7 +256,11 @@ def describe(task: MCQTask) -> str | dict[str, Any]:
     values = {name: getattr(task.columns, name) for name in _COLUMN_KEYS}
     values["answer_type"] = None if values["answer_type"] == "auto" else values["answer_type"]
     values |= {key: getattr(task, key) for key in ("config", "revision", "encoding")}
-    values |= {"fractions": dict(task.fractions), "split_seed": task.split_seed if task.fractions else None}
+    values |= {
+        "sha256": dict(task.sha256),
+        "fractions": dict(task.fractions),
+        "split_seed": task.split_seed if task.fractions else None,
+    }
     if known:
         assert base is not None
         same = {name for name in _COLUMN_KEYS if getattr(base.columns, name) == getattr(task.columns, name)}

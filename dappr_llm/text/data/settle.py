@@ -1,7 +1,7 @@
 """
 What a task leaves open, found in its training rows: columns, labels, how labels are read, and splits.
 
-A settled task is written into the recipe of a run, and new files of the same run inherit from it.
+A settled task is written into the recipe of a run; what a new file inherits from it is in `run_task`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import dataclasses
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ...core.checkpoint import sha256
 from ...core.errors import UserError
-from .columns import Columns, columns_of, guess, missing_column, take
+from .columns import guess, missing_column, take
 from .items import own_candidates, own_options
 from .labels import LabelColumn, find_labels, find_reading, label_text, say_names
 from .registry import MCQTask, describe, get_task
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 DATA_ROOT = "DAPPR_DATA_ROOT"
 _LOOKED_AT = 5000  # rows of multiple choice that decide whether whole numbers are options or positions
+_MOST_HASHED = 2**30  # bytes
 _SHARES = {1: 0.2, 2: 0.1}  # share of each part that is dealt out from the training rows, by their number
 
 
@@ -175,8 +177,18 @@ def recipe_task(recipe: Recipe) -> MCQTask:
 
 def settle_recipe(recipe: Recipe) -> Recipe:
     """A recipe that says what was found in its data, for the run's folder; the same one if nothing was open."""
-    data = recipe.data.model_copy(update={"train": describe(recipe_task(recipe))})
+    task = recipe_task(recipe)
+    if not recipe.data.streaming:
+        task = dataclasses.replace(task, sha256={**file_hashes(task), **task.sha256})
+    data = recipe.data.model_copy(update={"train": describe(task)})
     return recipe.model_copy(update={"data": data})
+
+
+def file_hashes(task: MCQTask) -> dict[str, str]:
+    """SHA-256 of a task's own files, by split; of those that are there, and up to a gibibyte."""
+    files = {split: path for split, path in task.splits.items() if task.own_files and os.path.isfile(path)}
+    found = {path: sha256(path) for path in set(files.values()) if os.path.getsize(path) <= _MOST_HASHED}
+    return {split: found[path] for split, path in files.items() if path in found}
 
 
 def with_parts(task: MCQTask, data: DataSection) -> MCQTask:
@@ -204,68 +216,3 @@ def with_parts(task: MCQTask, data: DataSection) -> MCQTask:
         )
     shares = {name: share if name == validation and share else _SHARES[len(missing)] for name in missing}
     return dataclasses.replace(task, fractions={train: round(1 - sum(shares.values()), 6), **shares})
-
-
-def task_of_run(recipe: Recipe) -> MCQTask:
-    """The task that a run was trained on, from the recipe in its folder."""
-    return recipe_task(recipe)
-
-
-def inherit(own: MCQTask, spec: str | Mapping[str, Any] | MCQTask, ood: bool = False) -> MCQTask:
-    """
-    The task of a new file of a run: columns and labels are the run's where the file or its description says nothing.
-
-    Args:
-        own (`MCQTask`):
-            The run's task, from [`task_of_run`].
-        spec (`str`, `Mapping` or `MCQTask`):
-            The new file, see `get_task`. The run's own name or file is the run's task, with its splits.
-        ood (`bool`, *optional*, defaults to `False`):
-            Rows of another distribution: labels that the run does not have make a row unlabelled.
-    """
-    if not ood and (spec == own.name or isinstance(spec, str) and _same_file(own, spec)):
-        return own
-    task = get_task(spec)
-    task = dataclasses.replace(task, encoding=task.encoding or _encoding(own, task), settled=False)
-    columns = _inherited(own, task) if task.own_files else task.columns
-    if not own.fixed or own.labels is None:
-        return dataclasses.replace(task, columns=columns)
-    reading = "text" if ood and columns.answer_type == "auto" else columns.answer_type
-    columns = dataclasses.replace(
-        columns, choices=None, options=columns.options or own.labels, answer_type=reading, foreign=ood
-    )
-    if task.fixed is False and not task.own_files:  # a question set of the registry: its answers are no labels
-        columns = dataclasses.replace(columns, answer=None, foreign=True)
-    return dataclasses.replace(task, columns=columns, fixed=True, num_choices=len(columns.options or ()))
-
-
-def _same_file(own: MCQTask, path: str) -> bool:
-    return is_data_file(path) and any(os.path.abspath(path) == os.path.abspath(file) for file in own.splits.values())
-
-
-def _encoding(own: MCQTask, task: MCQTask) -> str | None:
-    """The run's encoding for a file that is not UTF-8."""
-    if not (own.encoding and task.own_files):
-        return None
-    try:
-        with open(next(iter(task.splits.values())), encoding="utf-8") as file:
-            file.read(1_000_000)
-    except UnicodeDecodeError:
-        return own.encoding
-    except OSError:
-        pass  # said when it is read
-    return None
-
-
-def _inherited(own: MCQTask, task: MCQTask) -> Columns:
-    """The run's columns, as far as the file has them; a file with others is read by their usual names."""
-    given = task.columns
-    _, row = next(read_file(next(iter(task.splits.values())), task.encoding), ("", {}))
-    found: dict[str, Any] = {}
-    for part in ("question", "choices", "answer", "id"):
-        name = getattr(own.columns, part)
-        if getattr(given, part) is None and name is not None and set(columns_of(name)) <= set(row):
-            found[part] = name
-    if given.answer_type == "auto" and given.options is None and found.get("answer") == own.columns.answer:
-        found["answer_type"] = own.columns.answer_type
-    return dataclasses.replace(given, **found)

@@ -96,7 +96,7 @@ def _wrong_encoding(path: Path, encoding: str | None) -> UserError:
     shown = "UTF-16" if wide else "Latin-1 or Windows-1252 (cp1252)"
     return UserError(
         f"{path}: not UTF-8 text, it looks like {shown}; add `encoding: {looks}` to the description of the data "
-        f"(data.train: {{path: {path.name}, encoding: {looks}}}), or convert the file: "
+        f"(data.train: {{path: {path.name}, encoding: {looks}}}; --encoding {looks}), or convert the file: "
         f"iconv -f {looks} -t utf-8 {path.name} > utf8-{path.name}"
     )
 

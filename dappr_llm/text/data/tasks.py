@@ -19,7 +19,8 @@ from . import everyday
 from .columns import Columns
 from .items import LETTERS, UNKNOWN, ItemParser, MCQItem, RowProblem
 from .registry import TASKS, MCQTask, describe, get_task
-from .settle import DATA_ROOT, inherit, raw_rows, settle, settle_recipe, settle_rows, task_of_run
+from .run_task import inherit, task_of_run
+from .settle import DATA_ROOT, raw_rows, settle, settle_recipe, settle_rows
 from .sources import is_data_file
 
 if TYPE_CHECKING:
@@ -27,14 +28,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DATA_ROOT", "TASKS", "ItemRows", "MCQTask", "as_dataset", "as_rows", "describe", "get_task", "inherit",
-    "items_of", "iter_items", "labels_of", "load_items", "load_task", "most_options", "settle", "settle_recipe",
-    "task_of_run", "with_naming",
+    "items_of", "iter_items", "iter_rows", "labels_of", "load_items", "load_task", "most_options", "settle",
+    "settle_recipe", "task_of_run", "with_naming",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
 Placed = tuple[str, MCQItem]  # file and line, item
-_last_dealt: tuple[tuple[Any, ...], dict[str, list[Placed]], list[RowProblem]] | None = None
+PlacedRow = tuple[str, MCQItem, Mapping[str, Any]]  # and the row that it was made of
+_last_dealt: tuple[tuple[Any, ...], dict[str, list[PlacedRow]], list[RowProblem]] | None = None
 
 
 def iter_items(
@@ -61,8 +63,19 @@ def iter_items(
         problems (`list[RowProblem]`, *optional*):
             Where bad rows are put, which are then left out; by default the first one is an error.
     """
+    return ((place, item) for place, item, _ in iter_rows(task, split, root, labelled, problems))
+
+
+def iter_rows(
+    task: MCQTask,
+    split: str,
+    root: str | Path | None = None,
+    labelled: bool = False,
+    problems: list[RowProblem] | None = None,
+) -> Iterator[PlacedRow]:
+    """Iterate over `(place, item, raw row)` of one split; arguments as for [`iter_items`]."""
     if task.bundled:
-        yield from _bundled(task, split)
+        yield from ((place, item, {}) for place, item in _bundled(task, split))
         return
     task = settle(task, root, split)
     if split in task.fractions:
@@ -81,11 +94,11 @@ def _bundled(task: MCQTask, split: str) -> Iterator[Placed]:
 
 def _parsed(
     task: MCQTask, split: str, root: str | Path | None, labelled: bool, problems: list[RowProblem] | None
-) -> Iterator[Placed]:
+) -> Iterator[PlacedRow]:
     parse = ItemParser(task.columns)
     for number, (place, row) in enumerate(raw_rows(task, split, root)):
         try:
-            yield place, parse(row, place, f"{split}-{number}", labelled)
+            yield place, parse(row, place, f"{split}-{number}", labelled), row
         except RowProblem as problem:
             if problems is None:
                 raise
@@ -94,7 +107,7 @@ def _parsed(
 
 def _dealt(
     task: MCQTask, root: str | Path | None, labelled: bool, problems: list[RowProblem] | None
-) -> dict[str, list[Placed]]:
+) -> dict[str, list[PlacedRow]]:
     """The rows of every part of a split; those of the last task are kept, since its parts are read one by one."""
     global _last_dealt
     first = task.dealt_from
@@ -104,10 +117,12 @@ def _dealt(
             problems += _last_dealt[2]
         return _last_dealt[1]
     own: list[RowProblem] = []
-    rows = list(_unique(_parsed(task, first, root, labelled, None if problems is None else own)))
-    labels = [item.label if task.fixed else 0 for _, item in rows]
+    rows = list(_parsed(task, first, root, labelled, None if problems is None else own))
+    for _ in _unique((place, item) for place, item, _ in rows):
+        pass
+    labels = [item.label if task.fixed else 0 for _, item, _ in rows]
     names = [task.labels[label] if task.labels and label != UNKNOWN else label for label in labels]
-    groups = [same_text(item.question) for _, item in rows]
+    groups = [same_text(item.question) for _, item, _ in rows]
     shares = {first: task.fractions[first], **task.fractions}
     parts = deal_out(names, groups, shares, task.split_seed)
     found = {name: [rows[number] for number in numbers.tolist()] for name, numbers in parts.items()}

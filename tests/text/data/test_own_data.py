@@ -6,9 +6,11 @@ import logging
 
 import pytest
 
+from dappr_llm.core.checkpoint import sha256
 from dappr_llm.core.errors import UserError
 from dappr_llm.core.recipe import build_recipe, load_recipe
 from dappr_llm.text.build import build_data, build_task, find_task, load_rows
+from dappr_llm.text.data.checks import check_recipe
 from dappr_llm.text.data.tasks import (
     TASKS,
     describe,
@@ -237,6 +239,7 @@ def test_the_recipe_of_a_run_holds_what_was_found(tmp_path):
     path = write_csv(tmp_path / "tickets.csv", tickets())
     recipe = settle_recipe(recipe_of(path))
     assert recipe.data.train == {
+        "sha256": {"*": sha256(path)},
         "name": "tickets",
         "path": path,
         "text": "text",
@@ -250,6 +253,11 @@ def test_the_recipe_of_a_run_holds_what_was_found(tmp_path):
     again = load_recipe(tmp_path / "recipe.yaml")
     assert task_of_run(again) == task_of_run(recipe) == build_task(recipe_of(path))
     assert settle_recipe(again).data.train == recipe.data.train
+    check_recipe(again)
+    write_csv(tmp_path / "tickets.csv", tickets(81))
+    with pytest.raises(UserError, match=r"tickets.csv is not the file that the recipe means.*remove sha256"):
+        check_recipe(again)
+    check_recipe(settle_recipe(recipe_of(path)))
 
 
 def test_recipes_of_the_registry_stay_as_they_are():
@@ -407,7 +415,6 @@ def test_a_judge_is_a_template_over_own_columns(monkeypatch):
     from pathlib import Path
 
     from dappr_llm.core.recipe import load_recipe
-    from dappr_llm.text.data.checks import check_recipe
 
     monkeypatch.chdir(Path(__file__).parents[3])
     recipe = load_recipe("classify_smollm2/judge")
