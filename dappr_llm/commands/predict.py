@@ -215,6 +215,7 @@ def predict(
         if out.suffix and not overwrite:
             _refuse_other(out, task.name, split)
         rows = load_rows(task, split, root, wanted.limit, labelled=False, seed=data.seed, plain=True)
+        data.say_trained(wanted, rows)
         say(f"Predicting {task.name} ({split}, {len(rows)} rows)")
         sets.append(RowSet.of_task(rows, task, split, data.folder.name))
     quantization = {"load_in_4bit": True} if options.load_in_4bit else None

@@ -159,6 +159,17 @@ def is_own_task(own: Task, spec: TaskSpec | None) -> bool:
     return is_own(own, spec)
 
 
+def trained_places(own: Task, split: str, rows: Any) -> list[tuple[int, str]]:
+    """Which rows of text a run was trained on: their numbers, each with the place of the training row."""
+    from ..text.data.registry import MCQTask
+
+    if not isinstance(own, MCQTask):
+        return []
+    from ..text.data.tasks import trained_places as of_text
+
+    return of_text(own, split, rows["question"])
+
+
 def check_unchanged(task: Task, run: str) -> str | None:
     """What to warn of if the files of a run's own task have changed; a `UserError` if trained rows are not known."""
     from ..text.data.registry import MCQTask

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..core import checkpoint
 from ..core.errors import UserError
 from ..core.recipe import Recipe, load_recipe
-from .modality import check_unchanged, find_run_task, is_own_task, remembered_task
+from .modality import check_unchanged, find_run_task, is_own_task, remembered_task, trained_places
 
 if TYPE_CHECKING:
     from .modality import Task, TaskSpec
@@ -127,6 +127,18 @@ class RunData:
                 "split (--split)"
             )
         return found
+
+    def say_trained(self, wanted: Wanted, rows: Any) -> None:
+        """Warn of rows of a new file that the run was trained on: its results would be too good."""
+        if self.recipe is None or self.own is None or wanted.task.name == self.own.name:
+            return
+        found = trained_places(self.own, self.recipe.data.train_split, rows)
+        if found:
+            first = f"{rows['id'][found[0][0]]!r} = {found[0][1]}"
+            logger.warning(
+                f"{wanted.task.name}: {self.folder} was trained on {len(found):,} of these {len(rows):,} rows (first: "
+                f"{first}): results on them are too good"
+            )
 
     def tests(self, limit: int | None = None) -> tuple[Wanted, list[Wanted]]:
         """The rows that the run itself was tested on: in distribution, and of each OOD task."""

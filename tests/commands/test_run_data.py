@@ -217,6 +217,17 @@ def test_a_checkpoint_without_its_recipe_knows_its_labels(run, capsys):
     assert UncertaintyPipeline.from_pretrained(run)("plum").choices == tuple(LABELS)
 
 
+def test_rows_that_were_trained_on_are_noticed_in_a_new_file(run, capsys):
+    own = task_of_run(load_recipe(f"{run}/recipe.yaml"))
+    known = [{"nr": row["id"], "body": row["question"].upper(), "queue": "tool"} for row in load_items(own, "train")]
+    write(Path.cwd() / "new.csv", [*tickets(5, 1800), *known[:4]])
+    assert main(["evaluate", run, "--id", "new.csv", "--resamples", "0"]) == 0
+    said = capsys.readouterr().err
+    assert f"runs/tickets was trained on 4 of these 9 rows (first: '{known[0]['nr']}' = tickets.csv, line" in said
+    assert main(["evaluate", run, "--resamples", "0"]) == 0
+    assert "was trained on" not in capsys.readouterr().err
+
+
 # --- files of answers -----------------------------------------------------------------------------------------------
 
 

@@ -191,15 +191,14 @@ def check_unchanged(task: MCQTask, run: str) -> str | None:
         if not os.path.isfile(path):
             raise UserError(
                 f"{path}: no such file; {run} was trained on it: start where it was trained, or name other rows of "
-                "the same kind (--task FILE, for evaluate --id FILE)"
+                "the same kind (--task FILE)"
             )
         if task.sha256.get(split) in (None, sha256(path)):
             continue
         if task.fractions:
             raise UserError(
                 f"{path} has changed since {run} was trained on a part of it, so its test rows are not known any "
-                "more; restore it, or put rows that were not trained on into a file of their own (--task FILE, for "
-                "evaluate --id FILE)"
+                "more; restore it, or put rows that were not trained on into a file of their own (--task FILE)"
             )
         return f"{path} has changed since {run} was trained: results are not comparable with those of then"
     return None

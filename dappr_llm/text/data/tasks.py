@@ -8,6 +8,7 @@ import logging
 import os
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
 __all__ = [
     "DATA_ROOT", "TASKS", "ItemRows", "MCQTask", "as_dataset", "as_rows", "describe", "get_task", "inherit",
     "items_of", "iter_items", "iter_rows", "labels_of", "load_items", "load_task", "most_options", "settle",
-    "settle_recipe", "task_of_run", "with_naming",
+    "settle_recipe", "task_of_run", "trained_places", "with_naming",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
+
+_MOST_COMPARED = 2**26  # bytes of a file whose rows are compared with those of others
 
 Placed = tuple[str, MCQItem]  # file and line, item
 PlacedRow = tuple[str, MCQItem, Mapping[str, Any]]  # and the row that it was made of
@@ -239,6 +242,28 @@ def items_of(rows: Any, name: str = "rows", labels: Sequence[str] | None = None,
     items = ItemRows(vars(item) for _, item in _unique(found))
     items.labels = task.labels
     return items
+
+
+def trained_places(own: MCQTask, split: str, questions: Sequence[str]) -> list[tuple[int, str]]:
+    """
+    Which of some texts a run was trained on: their numbers, each with the file and line of the training row.
+
+    Args:
+        own (`MCQTask`):
+            The run's task; only files of a size that is read in a second or two are looked at, if they are there.
+        split (`str`):
+            Its training split.
+        questions (`Sequence[str]`):
+            The texts.
+    """
+    path = own.source(split) if own.own_files else ""
+    if not os.path.isfile(path) or os.path.getsize(path) > _MOST_COMPARED:
+        return []
+    with suppress(UserError):
+        known = {same_text(item.question): place for place, item in iter_items(own, split)}
+        texts = [same_text(text) for text in questions]
+        return [(number, known[text]) for number, text in enumerate(texts) if text in known]
+    return []
 
 
 def with_naming(items: Dataset, share: float) -> Dataset:
