@@ -100,6 +100,17 @@ def test_verbs_on_an_image_checkpoint(run_folder, tmp_path, capsys, monkeypatch)
         audit(AuditOptions(path, "digits", batch_size=8, resamples=10))
 
 
+def test_verbs_need_no_flags_for_the_runs_own_images(run_folder):
+    path = str(run_folder)
+    assert main(["evaluate", path, "--resamples", "0"]) == 0
+    (found,) = (run_folder / "evaluations").glob("*/results.json")
+    again, before = (json.loads(each.read_text())["results"] for each in (found, run_folder / "results.json"))
+    assert again == pytest.approx({key: before[key] for key in again}, rel=1e-4, nan_ok=True)
+    assert main(["calibrate", path, "--max-risk", "0.9"]) == 0
+    assert main(["predict", path]) == 0 and len(list((run_folder / "answers").glob("*.csv"))) == 1
+    assert main(["predict", path, "--text", "x"]) == 2
+
+
 def test_training_rows_cannot_calibrate(run_folder, capsys):
     assert main(["calibrate", str(run_folder), "--task", "digits", "--split", "train"]) == 2
     assert "trained on" in capsys.readouterr().err
