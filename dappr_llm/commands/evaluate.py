@@ -108,6 +108,7 @@ def evaluate(options: EvaluateOptions) -> dict[str, float]:
         raise UserError(f"{missing[0]!r} is not a prediction table (.npz): give a checkpoint to predict it with")
     if len(checkpoints) > 1 and options.out is None:
         raise UserError("An ensemble of checkpoints has no folder of its own: say where its results go with --out")
+    from ..evaluation.baseline_results import load_baselines
     from ..evaluation.prediction_table import PredictionTable
     from ..evaluation.reporting.run_results import finish
     from ..inference.modality import find_task
@@ -125,6 +126,8 @@ def evaluate(options: EvaluateOptions) -> dict[str, float]:
         made = predict([tasks[spec] for spec in missing], folder, options.prediction, sidecars)
         tables |= dict(zip(missing, made, strict=True))
     found = {names[spec]: tables[spec] for spec in specs}
+    # A run's baselines were made from its training rows; they count for the same test rows alone.
+    baselines = load_baselines(Path(checkpoints[0]), tables[options.id]) if len(checkpoints) == 1 else {}
     return finish(
         folder,
         found,
@@ -133,6 +136,7 @@ def evaluate(options: EvaluateOptions) -> dict[str, float]:
         resamples=options.resamples,
         score=options.score,
         paths=paths,
+        baselines=baselines,
     )
 
 
