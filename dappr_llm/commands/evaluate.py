@@ -126,8 +126,9 @@ def evaluate(options: EvaluateOptions) -> dict[str, float]:
         made = predict([tasks[spec] for spec in missing], folder, options.prediction, sidecars)
         tables |= dict(zip(missing, made, strict=True))
     found = {names[spec]: tables[spec] for spec in specs}
-    # A run's baselines were made from its training rows; they count for the same test rows alone.
-    baselines = load_baselines(Path(checkpoints[0]), tables[options.id]) if len(checkpoints) == 1 else {}
+    # The baselines of the run that the ID table comes from; they are left out where its test rows were others.
+    home = Path(options.id).parent.parent if options.id in saved else Path(checkpoints[0])
+    baselines = load_baselines(home, tables[options.id])
     return finish(
         folder,
         found,
