@@ -117,6 +117,7 @@ def evaluate(options: EvaluateOptions) -> dict[str, float]:
         raise UserError("Give a checkpoint, or prediction tables (--id TABLE.npz)")
     if len(checkpoints) > 1 and options.out is None:
         raise UserError("An ensemble of checkpoints has no folder of its own: say where its results go with --out")
+    from ..evaluation.baseline_results import load_baselines
     from ..evaluation.prediction_table import PredictionTable
     from ..evaluation.reporting.run_results import finish
 
@@ -136,6 +137,9 @@ def evaluate(options: EvaluateOptions) -> dict[str, float]:
     if missing:
         made = predict([*missing.values()], folder, options.prediction, sidecars)
         tables |= dict(zip(missing, made, strict=True))
+    # The baselines of the run that the ID table comes from; they are left out where its test rows were others.
+    home = Path(options.id).parent.parent if options.id in saved else Path(checkpoints[0])
+    baselines = load_baselines(home, tables[names[0]])
     return finish(
         folder,
         {name: tables[name] for name in names},
@@ -144,6 +148,7 @@ def evaluate(options: EvaluateOptions) -> dict[str, float]:
         resamples=options.resamples,
         score=options.score,
         paths=paths,
+        baselines=baselines,
     )
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ..core.errors import first_line
 from ..core.files import is_main_process, say
 from ..core.recipe import load_recipe, settings
 from . import shared
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping
     from pathlib import Path
 
     from ..core.recipe import Recipe
+    from ..evaluation.prediction_table import PredictionTable
 
 EPILOG = """examples:
   dappr train recipes/quickstart.yaml
@@ -193,8 +196,23 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
     if id_set is not None:
         named = {each.task: table for each, table in zip(sets, tables, strict=True)}
         facts = {"base_revision": run.backend.base_revision, "data_revisions": dict(run.backend.data_revisions)}
-        finish(folder, named, recipe.name, seed=trainer.args.seed, facts=facts)
+        baselines = _baselines(run.train, id_set.rows, tables[0]) if is_main_process() else {}
+        finish(folder, named, recipe.name, seed=trainer.args.seed, facts=facts, baselines=baselines)
     if trainer.args.push_to_hub:
         pushed = trainer.push_saved(str(folder))
         say(f"Published: {pushed.url if pushed else ''}")
     return folder
+
+
+def _baselines(train: Any, test: Any, table: PredictionTable) -> Mapping[str, PredictionTable]:
+    """The tables of the run's baselines, from its training and test rows; empty where there can be none."""
+    from ..evaluation.row_baselines import row_baselines
+
+    try:
+        found = row_baselines(train, test, table)
+    except Exception as error:  # training is done: whatever a baseline stumbles over must not cost its results
+        say(f"No baselines: {first_line(error)}")
+        return {}
+    for name, reason in found.skipped.items():
+        say(f"No baseline {name!r}: {reason}")
+    return found.tables

@@ -31,6 +31,7 @@ SIDECAR = "uncertainty_config.json"
 RECIPE = "recipe.yaml"
 RESULTS = "results.json"
 TABLES = "predictions"
+BASELINES = "baselines"  # tables of models that cost nothing, for comparison
 TRAINED_ROWS = "trained_rows.json"
 MANIFEST = "manifest.json"  # size and SHA-256 of every file, so that damaged checkpoints are detected
 FORMAT_VERSION = 1

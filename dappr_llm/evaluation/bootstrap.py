@@ -1,8 +1,9 @@
 """
-Confidence intervals of metrics: over test items (bootstrap) and over training seeds (t-interval).
+Confidence intervals: of metrics over test items (bootstrap), of proportions (Wilson) and over seeds (t-interval).
 
 `bootstrap` resamples the items of one model's tables; `paired_bootstrap` compares two models on the same items;
-`over_seeds` summarises one metric over runs that differ in their seed.
+`wilson` is for single proportions, such as the recall of a class; `over_seeds` summarises one metric over runs that
+differ in their seed.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ..core.errors import UserError
 from .bootstrap_metrics import Evaluation, Values
-from .metric_columns import is_binned
+from .metric_columns import ANSWERS, Metric, is_binned
 from .prediction_table import PredictionTable
 
 RESAMPLES = 1000
@@ -60,6 +62,7 @@ def bootstrap(
     seed: int = 0,
     level: float = LEVEL,
     score: str = "epistemic",
+    wanted: tuple[Metric, ...] = ANSWERS,
 ) -> dict[str, tuple[float, float]]:
     """
     Confidence intervals of every metric of [`evaluate_tables`], by resampling the items of each table.
@@ -74,6 +77,7 @@ def bootstrap(
         seed (`int`, *optional*, defaults to 0): The same seed gives the same intervals.
         level (`float`, *optional*, defaults to 0.95): The nominal coverage.
         score (`str`, *optional*, defaults to `"epistemic"`): Which uncertainty ranks the items; see [`evaluate_ood`].
+        wanted (`tuple[Metric, ...]`, *optional*): Metrics of the answers in distribution; by default all.
 
     Returns:
         `dict[str, tuple[float, float]]`: Lower and upper bound by key; NaN where the metric is undefined. Counts and
@@ -81,7 +85,7 @@ def bootstrap(
     """
     _check(resamples, level)
     ood_tables = dict(ood_tables)
-    evaluation = Evaluation(id_table, ood_tables, score)
+    evaluation = Evaluation(id_table, ood_tables, score, wanted)
     measured = evaluation(*_ones(id_table, ood_tables))
     drawn = _gather(evaluation(*weights) for weights in _resample(id_table, ood_tables, resamples, seed))
     return {key: _interval(key, float(value[0]), drawn[key], level) for key, value in measured.items()}
@@ -94,6 +98,7 @@ def paired_bootstrap(
     seed: int = 0,
     level: float = LEVEL,
     score: str = "epistemic",
+    wanted: tuple[Metric, ...] = ANSWERS,
 ) -> dict[str, Paired]:
     """
     Differences between two models, or between two methods over several seeds, on the same items.
@@ -105,7 +110,7 @@ def paired_bootstrap(
     Args:
         first, second (`Sequence`):
             Equally many entries `(id_table, {task: ood_table})`, one per seed; one seed is enough.
-        resamples, seed, level, score:
+        resamples, seed, level, score, wanted:
             As in [`bootstrap`].
 
     Returns:
@@ -117,7 +122,7 @@ def paired_bootstrap(
     runs = [*first, *second]
     for number, run in enumerate(runs[1:], start=2):
         _same_items(runs[0], run, number)
-    evaluations = [Evaluation(id_table, dict(ood), score) for id_table, ood in runs]
+    evaluations = [Evaluation(id_table, dict(ood), score, wanted) for id_table, ood in runs]
     id_table, ood = runs[0][0], dict(runs[0][1])
 
     def differences(weights: tuple[np.ndarray, dict[str, np.ndarray]]) -> Values:
@@ -129,6 +134,31 @@ def paired_bootstrap(
     measured = differences(_ones(id_table, ood))
     drawn = _gather(differences(weights) for weights in _resample(id_table, ood, resamples, seed))
     return {key: _paired(key, float(value[0]), drawn[key], level) for key, value in measured.items()}
+
+
+def wilson(successes: ArrayLike, count: ArrayLike, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
+    """
+    Wilson's score interval of proportions, which is valid near 0 and 1 and for few items; NaN where `count` is 0.
+
+    Args:
+        successes, count (`ArrayLike`): Numbers of successes and of trials, of the same shape.
+        level (`float`, *optional*, defaults to 0.95): The nominal coverage.
+
+    Returns:
+        `tuple[np.ndarray, np.ndarray]`: Lower and upper bounds, of that shape.
+    """
+    from scipy.special import ndtri
+
+    successes, count = np.rint(successes).astype(np.float64), np.rint(count).astype(np.float64)
+    squared = float(ndtri((1 + level) / 2)) ** 2
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = successes / count
+        middle = (share + squared / (2 * count)) / (1 + squared / count)
+        spread = np.sqrt(squared * (share * (1 - share) / count + squared / (4 * count**2))) / (1 + squared / count)
+    # Rounding would put the end of 0 or of n successes slightly beside 0 or 1.
+    low = np.where(successes == 0, 0.0, middle - spread)
+    high = np.where(successes == count, 1.0, middle + spread)
+    return np.where(count > 0, low, np.nan), np.where(count > 0, high, np.nan)
 
 
 def over_seeds(values: Sequence[float], level: float = LEVEL) -> Summary:

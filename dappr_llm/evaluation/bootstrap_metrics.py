@@ -230,12 +230,17 @@ class Evaluation:
         id_table ([`PredictionTable`]): Predictions for the task the model was trained on.
         ood_tables (`dict[str, PredictionTable]`): Predictions for the other tasks, by name.
         score (`str`, *optional*, defaults to `"epistemic"`): Which uncertainty ranks the items.
+        wanted (`tuple[Metric, ...]`, *optional*): Metrics of the answers in distribution; by default all.
     """
 
     def __init__(
-        self, id_table: PredictionTable, ood_tables: dict[str, PredictionTable], score: str = "epistemic"
+        self,
+        id_table: PredictionTable,
+        ood_tables: dict[str, PredictionTable],
+        score: str = "epistemic",
+        wanted: tuple[Metric, ...] = ANSWERS,
     ) -> None:
-        self.answers = Answers(id_table)
+        self.answers = Answers(id_table, wanted)
         self.shifted = {task: Answers(table, SHIFTED) for task, table in ood_tables.items()}
         self.rankings: dict[str, dict[str, Ranking]] = {}
         for task, table in ood_tables.items():

@@ -1,5 +1,5 @@
 """
-Accuracy, macro F1, negative log-likelihood and Brier score of predicted probabilities, on plain numpy arrays.
+Accuracy, balanced accuracy, macro F1, NLL and Brier score of predicted probabilities, on plain numpy arrays.
 
 Undefined cases (no rows) are NaN, never an exception; so are those of `calibration_metrics.py` and
 `ranking_metrics.py`. `metric_columns.py` declares every metric and names the function that computes it;
@@ -34,6 +34,21 @@ def accuracy(probs: np.ndarray, labels: np.ndarray) -> float:
     return _mean(is_correct(probs, labels))
 
 
+def chance(num_options: np.ndarray) -> float:
+    """Expected accuracy of a uniform guess among each row's own options `[N]`."""
+    return _mean(1 / np.asarray(num_options, dtype=np.float64))
+
+
+def balanced_accuracy(probs: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None) -> float | np.ndarray:
+    """
+    Recall of each class, averaged (unweighted) over the classes that occur among the labels.
+
+    The arguments are those of [`macro_f1`].
+    """
+    right, support, _ = _class_counts(probs, labels, weights)
+    return _mean_over_classes(right, support, weights)
+
+
 def macro_f1(probs: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None) -> float | np.ndarray:
     """
     F1 score of each class, averaged (unweighted) over the classes that occur among labels or predictions.
@@ -49,22 +64,38 @@ def macro_f1(probs: np.ndarray, labels: np.ndarray, weights: np.ndarray | None =
     Returns:
         `float`, or with weights `np.ndarray` of shape `[R]`.
     """
+    right, support, predicted = _class_counts(probs, labels, weights)
+    return _mean_over_classes(2 * right, support + predicted, weights)
+
+
+def predicted_classes(probs: np.ndarray) -> np.ndarray:
+    """The most probable class of each row of probabilities `[N, K]`; K, which is no class, for a row with NaN."""
+    return np.where(np.isnan(probs).any(axis=1), probs.shape[1], probs.argmax(axis=1))
+
+
+def _class_counts(
+    probs: np.ndarray, labels: np.ndarray, weights: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Right predictions, labels and predictions of each class, `[R, K]` each; R = 1 without weights."""
     probs, labels = as_labelled(probs, labels)
     drawn = np.ones((1, len(labels))) if weights is None else np.asarray(weights, dtype=np.float64)
     # One bin per resample and class, plus one per resample for rows that predict no class.
     classes = probs.shape[1] + 1
-    predicted = np.where(np.isnan(probs).any(axis=1), classes - 1, probs.argmax(axis=1))
+    predicted = predicted_classes(probs)
     offset = classes * np.arange(len(drawn))[:, None]
 
     def per_class(index: np.ndarray, counts: np.ndarray) -> np.ndarray:
         found = np.bincount((index + offset).ravel(), counts.ravel(), classes * len(drawn))
         return found.reshape(len(drawn), classes)[:, :-1]
 
-    right = per_class(labels, drawn * (predicted == labels))
-    occurs = per_class(labels, drawn) + per_class(predicted, drawn)
-    f1 = np.divide(2 * right, occurs, out=np.zeros(right.shape), where=occurs > 0)
-    present = (occurs > 0).sum(axis=1)
-    means = np.divide(f1.sum(axis=1), present, out=np.full(len(drawn), np.nan), where=present > 0)
+    return per_class(labels, drawn * (predicted == labels)), per_class(labels, drawn), per_class(predicted, drawn)
+
+
+def _mean_over_classes(one: np.ndarray, other: np.ndarray, weights: np.ndarray | None) -> float | np.ndarray:
+    """Mean of `one / other` `[R, K]` over the classes whose denominator is not 0; NaN without any."""
+    ratios = np.divide(one, other, out=np.zeros(one.shape), where=other > 0)
+    present = (other > 0).sum(axis=1)
+    means = np.divide(ratios.sum(axis=1), present, out=np.full(len(one), np.nan), where=present > 0)
     return float(means[0]) if weights is None else means
 
 

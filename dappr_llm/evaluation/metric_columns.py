@@ -100,6 +100,14 @@ METRICS = (
         hub="accuracy", shifted=True,
     ),
     Metric(
+        "chance", "chance", "Accuracy of a uniform guess among each item's options", larger_is_better=None,
+        function="classification_metrics.chance", inputs=("num_options",), estimate=False,
+    ),
+    Metric(
+        "balanced_accuracy", "balanced accuracy", "Recall, unweighted mean over classes",
+        function="classification_metrics.balanced_accuracy", inputs=_ANSWERS, weighted=True,
+    ),
+    Metric(
         "macro_f1", "macro F1", "F1 score, unweighted mean over classes", function="classification_metrics.macro_f1",
         inputs=_ANSWERS, weighted=True, hub="f1",
     ),

@@ -13,6 +13,7 @@ import numpy as np
 from ..core.files import PathLike, write_text
 from ..core.schemas import files
 from ..core.schemas.results import ResultsContent
+from .per_class import ClassMetrics
 
 SCHEMA_VERSION = 1
 
@@ -28,11 +29,13 @@ class ResultsFile:
         results (`dict`): Metrics by key, as fractions, never percent; NaN where undefined.
         meta (`dict`): Meta data: tasks, method, seed, versions, ...
         intervals (`dict`, *optional*): Lower and upper bounds by key; empty for files written without intervals.
+        classes ([`ClassMetrics`], *optional*): Metrics of each class, for tasks with fixed classes.
     """
 
     results: dict[str, Any]
     meta: dict[str, Any]
     intervals: Intervals = field(default_factory=dict)
+    classes: ClassMetrics | None = None
 
 
 def save_results(
@@ -40,6 +43,7 @@ def save_results(
     meta: Mapping[str, Any],
     path: PathLike,
     intervals: Mapping[str, tuple[float, float]] | None = None,
+    classes: ClassMetrics | None = None,
 ) -> None:
     """
     Writes a results file atomically.
@@ -49,6 +53,7 @@ def save_results(
         meta (`Mapping`): JSON-serialisable meta data of the run.
         path (`str` or `os.PathLike`): The file to write.
         intervals (`Mapping`, *optional*): From [`bootstrap`].
+        classes ([`ClassMetrics`], *optional*): From [`class_metrics`].
     """
     content = {
         "schema_version": SCHEMA_VERSION,
@@ -56,6 +61,8 @@ def save_results(
         "results": to_json(dict(results)),
         "intervals": to_json(dict(intervals or {})),
     }
+    if classes is not None:
+        content["classes"] = to_json(classes.to_list())
     write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
@@ -81,6 +88,7 @@ def load_results_file(path: PathLike) -> ResultsFile:
         {key: _number(value) for key, value in results.items()},
         meta,
         {key: (_number(low), _number(high)) for key, (low, high) in intervals.items()},
+        ClassMetrics.from_list(content["classes"]) if content.get("classes") else None,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,11 @@ TEMPLATE = Path(__file__).parent / "templates" / "model_card.md"
 PAPER = "https://arxiv.org/abs/2605.00600"
 TAGS = ("dappr_llm", "uncertainty", "calibration")
 _TASK_TYPES = {"text": "multiple-choice", "vision": "image-classification"}
-_PICTURES = {"reliability.png": "reliability diagram", "alpha0.png": "total evidence in and out of distribution"}
+_PICTURES = {
+    "reliability.png": "reliability diagram",
+    "alpha0.png": "total evidence in and out of distribution",
+    "confusion.png": "confusion matrix",
+}
 _LOG_LINES = 12
 
 
@@ -129,7 +133,7 @@ def _render(source: _Source, repo_id: str | None, license: str | None) -> str:
         facts=markdown_table(["", ""], _facts(source), "ll"),
         prompt=_prompt(config) if repo_id else "",
         decision=render_decision(source.rule) if source.rule else "",
-        results=render_markdown(portable_values(content.results)).strip() if content.results else "",
+        results=_results(content),
         intervals=_interval_table(portable_values(content.results), portable_values(content.intervals)),
         command=mask(portable(content.meta.get("command") or "")),
         pictures=source.pictures,
@@ -140,6 +144,17 @@ def _render(source: _Source, repo_id: str | None, license: str | None) -> str:
         versions=", ".join(f"{name} {version}" for name, version in config.get("versions", {}).items()),
     )
     return re.sub(r"\n{3,}", "\n\n", str(card)).strip() + "\n"
+
+
+def _results(content: ResultsFile) -> str:
+    """Metrics, baselines and classes as Markdown; empty without results."""
+    if not content.results:
+        return ""
+    classes = content.classes
+    if classes is not None:
+        classes = replace(classes, names=[portable(name) for name in classes.names])
+    results, intervals = portable_values(content.results), portable_values(content.intervals)
+    return render_markdown(results, intervals, classes, content.meta).strip()
 
 
 def _metadata(source: _Source, repo_id: str | None, license: str | None) -> ModelCardData:
@@ -163,6 +178,8 @@ def _hub_metric(key: str) -> Metric | None:
     """The metric behind a result key if model cards list it: it has a name on the Hub, in the matched reading."""
     place, _, name = key.rpartition("/")
     found = find(key)
+    if not key.startswith(("id/", "ood/")):  # of a baseline
+        return None
     if found is None or found[0].hub is None or found[1] != MATCHED or place.endswith("/options"):
         return None
     # For OOD tasks only accuracy and detection: more would bury the metrics of the ID task.

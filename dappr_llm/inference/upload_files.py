@@ -31,7 +31,7 @@ _FILES = (
     "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja",
     checkpoint.SIDECAR, calibration.FILE, checkpoint.RECIPE, checkpoint.RESULTS, checkpoint.TRAINED_ROWS,
-    "training_args.json", "reliability.png", "alpha0.png",
+    "training_args.json", "reliability.png", "alpha0.png", "confusion.png",
 )  # fmt: skip
 # Settings of other libraries: only what names a place is changed there, since `</s>` or a chat template is no path.
 _SETTINGS = ("config.json", "generation_config.json", "preprocessor_config.json", "tokenizer_config.json")

@@ -8,8 +8,9 @@ from pathlib import Path
 from ..core import checkpoint
 from ..core.errors import UserError
 from ..core.files import say
+from ..evaluation.baseline_results import load_baselines
 from ..evaluation.item_texts import item_texts_path
-from ..evaluation.prediction_table import PredictionTable, combine
+from ..evaluation.prediction_table import PredictionTable, combine, id_and_ood
 from ..evaluation.reporting.run_results import finish
 from ..evaluation.runs import load_run
 
@@ -59,4 +60,5 @@ def combine_runs(runs: list[str], out: str, quiet: bool = False) -> dict[str, fl
         tables[task].save(folder / checkpoint.TABLES / path.name)
         if item_texts_path(path).is_file():
             shutil.copy(item_texts_path(path), item_texts_path(folder / checkpoint.TABLES / path.name))
-    return finish(folder, tables, folder.name, quiet=quiet)
+    baselines = load_baselines(Path(runs[0]), id_and_ood(tables)[0])  # of the same test rows, for every member
+    return finish(folder, tables, folder.name, baselines=baselines, quiet=quiet)

@@ -82,7 +82,7 @@ def _foreign(folder: Path) -> Iterator[Path]:
                 yield entry
         elif _CHECKPOINT.fullmatch(entry.name):
             yield from _others(entry, (*_MODEL, *_STATE, *_listed(entry)))
-        elif entry.name == checkpoint.TABLES:
+        elif entry.name in (checkpoint.TABLES, checkpoint.BASELINES):
             yield from _others(entry, _TABLE)
         elif entry.name not in _LATER and not fnmatchcase(entry.name, f".*{PARTIAL}"):
             yield entry

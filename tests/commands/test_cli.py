@@ -33,6 +33,8 @@ def test_train_predict_evaluate(recipe, tmp_path, capsys):
     assert trained["meta"]["tables"] == {"mine": "predictions/mine-test.npz", "other": "predictions/other-test.npz"}
     assert trained["results"]["id/n"] == 11 and trained["results"]["ood/other/n"] == 10
     assert trained["results"]["ood/other/options/5"] == 10
+    assert {"longest_option", "majority_letter", "tfidf_options"} == set(trained["meta"]["baselines"])
+    assert len(trained["intervals"]["minus_baseline/tfidf_options/accuracy"]) == 2 and "worth it" in printed
     assert trained["meta"]["versions"]["torch"] and trained["meta"]["command"].startswith("dappr")
 
     # The same figures from the checkpoint, and from tables with no model at all.

@@ -9,7 +9,7 @@ from dappr_llm.evaluation.bootstrap import Paired, Summary, bootstrap, over_seed
 from dappr_llm.evaluation.evaluators import evaluate_tables
 from dappr_llm.evaluation.prediction_table import PredictionTable
 
-COUNTS = {"n", "n_unlabelled", "n_nan", "ece_floor"}
+COUNTS = {"n", "n_unlabelled", "n_nan", "ece_floor", "chance"}
 
 
 def repeated(table, weights):

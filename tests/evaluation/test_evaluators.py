@@ -29,10 +29,11 @@ def ood_table(**facts):
 def test_evaluate_id_by_hand():
     results = evaluate_id(id_table())
     assert set(results) == {
-        "accuracy", "macro_f1", "nll", "brier", "ece", "ece_floor", "ece_equal_mass", "ece_classwise", "mce", "conf_aupr", "conf_auroc",
+        "accuracy", "chance", "balanced_accuracy", "macro_f1", "nll", "brier", "ece", "ece_floor", "ece_equal_mass", "ece_classwise", "mce", "conf_aupr", "conf_auroc",
         "aurc", "excess_aurc", "risk_at_coverage_80", "coverage_at_risk_5", "n", "n_unlabelled",
     }  # fmt: skip
     assert results["accuracy"] == pytest.approx(2 / 3)
+    assert results["chance"] == pytest.approx(np.mean(1 / id_table().num_options[id_table().labels >= 0]))
     assert results["nll"] == pytest.approx(-(math.log(9 / 14.5) + math.log(6 / 9) + math.log(4 / 12)) / 3)
     # Confidences 9/14.5, 6/9, 5/12 lie in three bins.
     assert results["ece"] == pytest.approx(((1 - 9 / 14.5) + (1 - 6 / 9) + 5 / 12) / 3)
@@ -191,8 +192,8 @@ def test_the_trainer_knows_which_metrics_should_fall(tmp_path):
     """Read from the metrics' declarations; with a wrong direction the worst checkpoint would be kept as the best."""
     from dappr_llm.training.config import DAPPrConfig
 
-    rises = {"accuracy", "macro_f1", "conf_aupr", "conf_auroc", "coverage_at_risk_5"}
-    neutral = {"ece_floor", "n", "n_unlabelled"}
+    rises = {"accuracy", "balanced_accuracy", "macro_f1", "conf_aupr", "conf_auroc", "coverage_at_risk_5"}
+    neutral = {"chance", "ece_floor", "n", "n_unlabelled"}
     for name in {"loss", *evaluate_id(id_table())} - neutral:
         args = DAPPrConfig(str(tmp_path), metric_for_best_model=f"eval_{name}", report_to="none")
         assert args.greater_is_better is (name in rises), name

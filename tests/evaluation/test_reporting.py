@@ -17,12 +17,13 @@ from random_tables import make_table
 
 from dappr_llm.commands.main import main
 from dappr_llm.core.errors import UserError
+from dappr_llm.evaluation.bootstrap import wilson
 from dappr_llm.evaluation.evaluators import evaluate_tables
 from dappr_llm.evaluation.item_texts import ItemText, item_texts_path, load_item_texts, save_item_texts
 from dappr_llm.evaluation.prediction_table import PredictionTable
 from dappr_llm.evaluation.reporting import write_report
 from dappr_llm.evaluation.reporting.cases import case_groups
-from dappr_llm.evaluation.reporting.charts import accuracy_by_quantile, reliability, wilson
+from dappr_llm.evaluation.reporting.charts import accuracy_by_quantile, reliability
 from dappr_llm.evaluation.reporting.run_data import RunData
 from dappr_llm.evaluation.reporting.svg import Plot, log_ticks, ticks
 from dappr_llm.evaluation.reporting.tables import Cell, Table, interval_text, number, to_latex, to_markdown

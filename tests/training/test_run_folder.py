@@ -71,7 +71,13 @@ def test_a_recorded_commit_is_not_another_run_than_its_branch(claim):
 def fill(folder):
     for name in ("results.json", "decision.json", "adapter_model.safetensors", "tokenizer.json", ".x.json.7.tmp"):
         (folder / name).write_text("{}")
-    for name in ("checkpoint-3/optimizer.pt", "predictions/mine-test.npz", "evaluations/a/mine.txt", "report/my.html"):
+    for name in (
+        "checkpoint-3/optimizer.pt",
+        "predictions/mine-test.npz",
+        "baselines/tfidf.npz",
+        "evaluations/a/mine.txt",
+        "report/my.html",
+    ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("{}")
 

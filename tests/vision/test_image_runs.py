@@ -44,7 +44,10 @@ def test_training_writes_what_a_run_of_text_writes(trained):
         "config.json", "model.safetensors", "uncertainty_config.json", "recipe.yaml", "results.json", "README.md",
         "training_args.json", "trained_rows.json", "predictions", "reliability.png", "alpha0.png",
     } <= names  # fmt: skip
-    results = json.loads((trained / "results.json").read_text())["results"]
+    content = json.loads((trained / "results.json").read_text())
+    results = content["results"]
+    assert "confusion.png" in names and [entry["name"] for entry in content["classes"]] == list("0123456789")
+    assert "minus_baseline/majority/accuracy" in results
     assert {"id/conf_aupr", "ood/digits_letters/aupr", "ood/digits_photos/fpr95"} <= set(results)
     assert "ood/digits_letters/accuracy" not in results, "letters are no digits"
     assert results["id/n"] == 60

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .. import calibration_metrics, classification_metrics, ranking_metrics
-from ..bootstrap import LEVEL
+from ..bootstrap import wilson
 from ..evaluators import ood_uncertainties, uncertainty
 from ..prediction_table import PredictionTable
 from . import svg
@@ -24,21 +24,18 @@ _READINGS = (("train", "", "", "matched"), ("task", "_published", " dashed", "pu
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure: inline SVG, caption, `(CSS class, text)` of each legend entry, and a table of the plotted values."""
+    """
+    A figure: inline SVG, caption, `(CSS class, text)` of each legend entry, and a table of the plotted values.
+
+    `kind` is a CSS class of the figure: `"wide"` for one that has its own size and scrolls where the page is narrower.
+    """
 
     title: str
     svg: str
     caption: str
     legend: list[tuple[str, str]] = field(default_factory=list)
     table: Table | None = None
-
-
-def wilson(successes: float, count: float) -> tuple[float, float]:
-    """Wilson's 95 % score interval of a proportion, which is valid near 0 and 1 and for few items."""
-    from scipy.stats import binomtest
-
-    found = binomtest(round(successes), round(count)).proportion_ci(confidence_level=LEVEL, method="wilson")
-    return float(found.low), float(found.high)
+    kind: str = ""
 
 
 def answered(table: PredictionTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -58,7 +55,7 @@ def reliability(run: RunData, task: str) -> Chart | None:
     plot = svg.Plot((0, 1), (0, 1), "confidence, %", "accuracy, %", percent="xy")
     rows = []
     for b in np.flatnonzero(count):
-        low, high = wilson(accuracy[b] * count[b], count[b])
+        low, high = map(float, wilson(accuracy[b] * count[b], count[b]))
         place = f"{100 * edges[b]:.0f}–{100 * edges[b + 1]:.0f} %"
         tooltip = f"confidence {place}: accuracy {100 * accuracy[b]:.1f} %, {count[b]:.0f} items"
         plot.bar(edges[b], edges[b + 1], 0, accuracy[b], "fill c0", tooltip)
@@ -190,7 +187,7 @@ def accuracy_by_quantile(run: RunData, task: str) -> Chart | None:
     plot = svg.Plot((0, 1), (0, 1), "epistemic quantile, %", "accuracy, %", percent="xy")
     cells = []
     for i, part in enumerate(np.array_split(correct[order], _QUANTILES)):
-        low, high = wilson(part.sum(), len(part))
+        low, high = map(float, wilson(part.sum(), len(part)))
         left, right = i / _QUANTILES, (i + 1) / _QUANTILES
         place = f"{100 * left:.0f}–{100 * right:.0f} %"
         plot.bar(left, right, 0, part.mean(), "fill c0", f"quantile {place}: accuracy {100 * part.mean():.1f} %")

@@ -161,11 +161,11 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height))
 
 
-def save_figure(figure: Figure, path: PathLike) -> None:
-    """Apply the common style and write the figure as PNG, atomically."""
+def save_figure(figure: Figure, path: PathLike, tick_size: float = 8) -> None:
+    """Apply the common style and write the figure as PNG, atomically; `tick_size` in points."""
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(which="both", labelsize=8)
+        axes.tick_params(which="both", labelsize=tick_size)
         axes.xaxis.label.set_fontsize(9)
         axes.yaxis.label.set_fontsize(9)
     with atomic_write(path) as handle:

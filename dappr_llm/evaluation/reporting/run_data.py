@@ -6,12 +6,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from ..baseline_results import baseline_results, load_baselines
 from ..bootstrap import bootstrap
 from ..evaluators import evaluate_tables, one_reading
 from ..item_texts import ItemText
+from ..per_class import ClassMetrics, class_metrics, class_names
 from ..prediction_table import PredictionTable
 from ..results import Intervals
 from ..runs import Run, TaskTables
+from ..verdicts import verdicts
 
 
 @dataclass
@@ -27,6 +30,7 @@ class RunData(TaskTables):
         meta (`dict`): Meta data of the results file, if there is one.
         score (`str`): Which uncertainty ranks the items for OOD detection.
         resamples (`int`): Number of bootstrap resamples of the intervals; 0 for no intervals.
+        baselines (`dict[str, PredictionTable]`): Tables of baselines for the ID task's rows, by name.
     """
 
     name: str
@@ -36,16 +40,18 @@ class RunData(TaskTables):
     meta: dict[str, Any] = field(default_factory=dict)
     score: str = "epistemic"
     resamples: int = 1000
+    baselines: dict[str, PredictionTable] = field(default_factory=dict)
 
     @classmethod
     def of(cls, run: Run, score: str = "epistemic", resamples: int = 1000) -> RunData:
         """From a run's folder."""
-        return cls(run.name, run.id_name, run.tables, run.item_texts, run.meta, score, resamples)
+        texts, baselines = run.item_texts, load_baselines(run.folder, run.id_table)
+        return cls(run.name, run.id_name, run.tables, texts, run.meta, score, resamples, baselines)
 
     @cached_property
     def results(self) -> dict[str, float]:
-        """Metrics by key; see [`evaluate_tables`]."""
-        return evaluate_tables(self.id_table, self.ood_tables, self.score)
+        """Metrics by key; see [`evaluate_tables`] and [`baseline_results`]."""
+        return evaluate_tables(self.id_table, self.ood_tables, self.score) | self._against_baselines[0]
 
     @cached_property
     def one_reading(self) -> bool:
@@ -57,4 +63,21 @@ class RunData(TaskTables):
         """Lower and upper bounds by key."""
         if not self.resamples:
             return {}
-        return bootstrap(self.id_table, self.ood_tables, self.resamples, score=self.score)
+        own = bootstrap(self.id_table, self.ood_tables, self.resamples, score=self.score)
+        return own | self._against_baselines[1]
+
+    @cached_property
+    def classes(self) -> ClassMetrics | None:
+        """Metrics of each class; `None` where rows bring options of their own."""
+        names = class_names(self.id_table, self.item_texts.get(self.id_name))
+        return class_metrics(self.id_table, names) if names else None
+
+    @cached_property
+    def verdicts(self) -> list[str]:
+        """What has to be said before any table; see [`verdicts.verdicts`]."""
+        modality = str(self.id_table.meta.get("modality", "text"))
+        return verdicts(self.results, self.intervals, self.classes is not None, modality)
+
+    @cached_property
+    def _against_baselines(self) -> tuple[dict[str, float], Intervals]:
+        return baseline_results(self.id_table, self.baselines, self.resamples)

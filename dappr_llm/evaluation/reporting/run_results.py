@@ -13,12 +13,15 @@ from ...core.errors import UserError
 from ...core.files import is_main_process, say
 from ...core.names import table_name
 from ...core.secrets import mask
+from ..baseline_results import baseline_facts, baseline_results, save_baselines
 from ..bootstrap import RESAMPLES, bootstrap
 from ..evaluators import evaluate_tables
-from ..item_texts import save_item_texts
+from ..item_texts import ItemText, load_item_texts, save_item_texts
+from ..per_class import ClassMetrics, class_metrics, class_names
 from ..prediction_table import PredictionTable, id_and_ood
 from ..results import load_results_file, save_results
 from . import figures
+from .confusion import plot_confusion
 from .text_tables import render_results
 
 
@@ -31,6 +34,7 @@ def finish(
     resamples: int = RESAMPLES,
     score: str = "epistemic",
     paths: Mapping[str, str] | None = None,
+    baselines: Mapping[str, PredictionTable] | None = None,
     quiet: bool = False,
     facts: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -52,6 +56,8 @@ def finish(
             The uncertainty that ranks items for OOD detection.
         paths (`Mapping[str, str]`, *optional*):
             Paths of tables that are not in the folder's own `predictions/`, by task.
+        baselines (`Mapping[str, PredictionTable]`, *optional*):
+            Tables of baselines for the rows of the first task, by name; see `trivial_baselines.py`.
         quiet (`bool`, *optional*, defaults to `False`):
             Write, but print nothing.
         facts (`Mapping`, *optional*):
@@ -66,13 +72,25 @@ def finish(
         return results
     _name_nan_rows(tables)
     intervals = bootstrap(id_table, ood_tables, resamples, score=score) if resamples else {}
+    more, more_intervals = baseline_results(id_table, baselines or {}, resamples)
+    results, intervals = {**results, **more}, {**intervals, **more_intervals}
     meta = _facts(tables, seed=seed, score=score, resamples=resamples, paths=paths or {})
-    save_results(results, {**meta, **(facts or {})}, folder / checkpoint.RESULTS, intervals)
-    pictures = _draw(folder, id_table, ood_tables)
+    meta["baselines"] = baseline_facts(baselines or {}) or None
+    names = class_names(id_table, _own_texts(folder / meta["tables"][meta["id"]], id_table))
+    classes = class_metrics(id_table, names) if names else None
+    save_baselines(folder, baselines or {})
+    save_results(results, {**meta, **(facts or {})}, folder / checkpoint.RESULTS, intervals, classes)
+    pictures = _draw(folder, id_table, ood_tables, classes)
     if not quiet:
-        say("\n" + render_results(results, title, intervals))
+        say("\n" + render_results(results, title, intervals, classes, meta))
         say(f"\nModel, tables and results: {folder}" + (f"\nPictures: {pictures}" if pictures else ""))
     return results
+
+
+def _own_texts(path: Path, table: PredictionTable) -> dict[str, ItemText]:
+    """The item texts of a table, where they may tell the classes' names."""
+    needed = "class_names" not in table.meta and len(set(table.num_options.tolist())) == 1
+    return load_item_texts(path) if needed else {}
 
 
 def _facts(
@@ -91,6 +109,7 @@ def _facts(
         "ood": ood,
         "split": facts.get("split"),
         "method": facts.get("method"),
+        "modality": facts.get("modality"),
         "options": facts.get("options"),
         "seed": seed,
         "score": score,
@@ -104,7 +123,7 @@ def _facts(
 def show_results(folder: Path) -> None:
     """Print the metrics of a finished run."""
     content = load_results_file(folder / checkpoint.RESULTS)
-    say(render_results(content.results, folder.name, content.intervals))
+    say(render_results(content.results, folder.name, content.intervals, content.classes, content.meta))
 
 
 def save_table(table: PredictionTable, rows: Iterable[Mapping[str, Any]], path: Path) -> None:
@@ -121,12 +140,20 @@ def _name_nan_rows(tables: Mapping[str, PredictionTable]) -> None:
             say(f"{name}: {table.nan_rows.sum()} rows hold NaN or Inf (first: {named}) and rank as most uncertain")
 
 
-def _draw(folder: Path, id_table: PredictionTable, ood: dict[str, PredictionTable]) -> str:
+def _draw(
+    folder: Path, id_table: PredictionTable, ood: dict[str, PredictionTable], classes: ClassMetrics | None
+) -> str:
     """Draw the figures; returns their paths as text, empty if they could not be drawn, e.g. without matplotlib."""
     pictures = [folder / "reliability.png", folder / "alpha0.png"]
     try:
         figures.plot_reliability(id_table, pictures[0])
         figures.plot_alpha0(id_table, ood, pictures[1])
+        matrix = folder / "confusion.png"
+        if classes is None:
+            matrix.unlink(missing_ok=True)  # of an earlier evaluation
+        else:
+            plot_confusion(classes, matrix)
+            pictures.append(matrix)
     except UserError as error:  # the metrics are written already: report the reason and go on
         say(f"No pictures: {error}")
         return ""

@@ -9,8 +9,15 @@ from html import escape
 WIDTH, HEIGHT = 360, 270
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 10, 44
 _MOST_POINTS = 400
+_LONGEST = 27
 
 Point = tuple[float, float]
+
+
+def short(name: str) -> str:
+    """A name of at most 27 characters; the middle is left out, since many names begin alike."""
+    half = _LONGEST // 2
+    return name if len(name) <= _LONGEST else f"{name[:half]}…{name[-half:]}"
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from ...core.csv_files import write_csv
 from ...core.errors import UserError
+from ...core.terminal import printable
 from ..bootstrap import paired_bootstrap
 from ..metric_columns import Column, answer_columns, columns, detection_columns, shift_columns
 from .markdown import escape_text, markdown_table
@@ -18,6 +19,8 @@ from .run_data import RunData
 
 # Metrics whose differences between two runs are tested: few, since every further test makes a false positive likelier.
 _COMPARED = ("accuracy", "nll", "brier", "ece", "conf_auroc", "aurc")
+
+_SHORT_NOTE = 100  # characters: what fits a line of a terminal
 
 
 @dataclass(frozen=True)
@@ -187,6 +190,26 @@ def to_markdown(tables: Sequence[Table]) -> str:
         note = f"\n\n{escape_text(table.note)}" if table.note else ""
         blocks.append(f"### {escape_text(table.caption)}\n\n{body}{note}")
     return "\n\n".join(blocks) + "\n"
+
+
+def to_text(table: Table) -> str:
+    """The table for a terminal: aligned, each interval below its value, in ASCII but for names."""
+    lines = [[*table.headings, *table.columns]]
+    for names, cells in table.rows:
+        lines.append([*(printable(name, one_line=True) for name in names), *(cell.text for cell in cells)])
+        if any(cell.interval for cell in cells):
+            lines.append(["  95 %", *[""] * (len(names) - 1), *(cell.interval for cell in cells)])
+    left = len(table.headings)
+    kept = [[*line[:left], *(cell.replace("–", "-") for cell in line[left:])] for line in lines]
+    widths = [max(map(len, column)) for column in zip(*kept, strict=True)]
+    padded = [
+        "  ".join(c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True)))
+        for line in kept
+    ]
+    texts = [line.rstrip() for line in padded]
+    rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
+    note = [table.note] if table.note and len(table.note) <= _SHORT_NOTE else []
+    return "\n".join([table.caption, texts[0], rule, *texts[1:], *note])
 
 
 def _with_interval(cell: Cell, brackets: str) -> str:

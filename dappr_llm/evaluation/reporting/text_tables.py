@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import math
+import textwrap
+from collections.abc import Mapping
 from typing import Any
 
 from ...core.terminal import printable
 from ..evaluators import one_reading
 from ..metric_columns import Column, columns
+from ..per_class import ClassMetrics
 from ..results import Intervals
-from .markdown import markdown_table
-from .tables import number
+from ..verdicts import verdicts
+from .class_tables import classes_table, confused_table, worth_table
+from .markdown import escape_text, markdown_table
+from .tables import Table, number, to_markdown, to_text
 
 # The columns, limited to 120 characters per line.
 _ID = ("accuracy", "nll", "ece", "brier", "conf_aupr", "n")
+_ID_CLASSES = ("accuracy", "balanced_accuracy", "macro_f1", *_ID[1:])
+# Classes in the printed table and in a card; results.json has all.
+_PRINTED, _ALL_PRINTED, _IN_CARD = 6, 10, 20
+_WIDTH = 100
 _OOD = (
     *("auroc", "auroc_published", "auroc_max_prob", "aupr", "aupr_published"),
     *("accuracy", "nll", "ece", "n"),
@@ -21,7 +30,13 @@ _OOD = (
 _READINGS = "matched: both sides read on the training letters; published: each side on its own task's letters"
 
 
-def render_results(results: dict[str, Any], title: str = "", intervals: Intervals | None = None) -> str:
+def render_results(
+    results: dict[str, Any],
+    title: str = "",
+    intervals: Intervals | None = None,
+    classes: ClassMetrics | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> str:
     """
     Results as a plain-text table for the terminal.
 
@@ -29,14 +44,19 @@ def render_results(results: dict[str, Any], title: str = "", intervals: Interval
         results (`dict`): From [`evaluate_tables`] or [`load_results`].
         title (`str`, *optional*, defaults to `""`): A line above the table.
         intervals (`dict`, *optional*): From [`bootstrap`]; shown below each row.
+        classes ([`ClassMetrics`], *optional*): Metrics of each class, of which the weakest are shown.
+        meta (`Mapping`, *optional*): Meta data of the results file.
     """
-    blocks = [title] if title else []
-    for header, rows in _tables(results, intervals or {}):
+    said = [textwrap.fill(sentence, _WIDTH) for sentence in _verdicts(results, intervals, classes, meta)]
+    blocks = ["\n".join([*([title] if title else []), *said])]
+    for header, rows in _tables(results, intervals or {}, classes is not None):
         lines = [[" ".join(name.split()) for name in header[0]], header[1], *rows]
         widths = [max(len(line[column]) for line in lines) for column in range(len(header[1]))]
         texts = ["  ".join(_pad(line, widths)).rstrip() for line in lines]
         rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
         blocks.append("\n".join([*(text for text in texts[:2] if text), rule, *texts[2:]]))
+    printed = len(classes) if classes is not None and len(classes) <= _ALL_PRINTED else _PRINTED
+    blocks += [to_text(table) for table in _more_tables(results, intervals, classes, meta, printed, narrow=True)]
     options = _options(results)
     if options:
         blocks.append("items by number of options: " + "; ".join(f"{name} {text}" for name, text in options.items()))
@@ -44,15 +64,55 @@ def render_results(results: dict[str, Any], title: str = "", intervals: Interval
     if floor is not None and not math.isnan(floor):
         blocks.append(f"ECE floor in distribution (what chance alone would show at this size): {100 * floor:.2f}")
     legend = _legend(results) + ("\n95 %: bootstrap interval over test items" if intervals else "")
-    return "\n\n".join([*blocks, legend]) + "\n"
+    return "\n\n".join([*(block for block in blocks if block), legend]) + "\n"
 
 
-def render_markdown(results: dict[str, Any], intervals: Intervals | None = None) -> str:
-    """Results as Markdown tables, for model cards; the arguments are those of [`render_results`]."""
-    blocks = []
-    for header, rows in _tables(results, intervals):
+def render_markdown(
+    results: dict[str, Any],
+    intervals: Intervals | None = None,
+    classes: ClassMetrics | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> str:
+    """
+    Results as Markdown tables, for model cards.
+
+    The arguments are those of [`render_results`].
+    """
+    blocks = [escape_text(sentence) for sentence in _verdicts(results, intervals, classes, meta)]
+    for header, rows in _tables(results, intervals, classes is not None):
         blocks.append(markdown_table([" ".join(filter(None, pair)) for pair in zip(*header, strict=True)], rows))
-    return "\n\n".join([*blocks, _legend(results)]) + "\n"
+    blocks.append(_legend(results))
+    if more := _more_tables(results, intervals, classes, meta, _IN_CARD):
+        blocks.append(to_markdown(more).strip())
+    return "\n\n".join(blocks) + "\n"
+
+
+def _verdicts(
+    results: Mapping[str, Any],
+    intervals: Intervals | None,
+    classes: ClassMetrics | None,
+    meta: Mapping[str, Any] | None,
+) -> list[str]:
+    return verdicts(results, intervals or {}, classes is not None, str((meta or {}).get("modality") or "text"))
+
+
+def _more_tables(
+    results: Mapping[str, Any],
+    intervals: Intervals | None,
+    classes: ClassMetrics | None,
+    meta: Mapping[str, Any] | None,
+    most: int,
+    narrow: bool = False,
+) -> list[Table]:
+    """Baselines, then the weakest classes and the pairs that are confused most often."""
+    shown = ("accuracy", "balanced_accuracy", "macro_f1", "nll") if classes else ("accuracy", "nll", "ece")
+    found = [worth_table(results, intervals or {}, (meta or {}).get("baselines"), shown=shown)]
+    if classes is not None:
+        found += [
+            classes_table(classes, most, narrow=narrow),
+            confused_table(classes, max(3, most // 2), narrow=narrow),
+        ]
+    return [table for table in found if table is not None]
 
 
 def _legend(results: dict[str, Any]) -> str:
@@ -61,18 +121,18 @@ def _legend(results: dict[str, Any]) -> str:
 
 
 def _tables(
-    results: dict[str, Any], intervals: Intervals | None = None
+    results: dict[str, Any], intervals: Intervals | None = None, classes: bool = False
 ) -> list[tuple[tuple[list[str], list[str]], list[list[str]]]]:
     """Two header lines and rows of cells, for an ID and an OOD table; tables without results are left out."""
     rows: dict[str, dict[str, Any]] = {}
     for key, value in results.items():
         group, _, rest = key.partition("/")
-        if "options/" not in rest:
+        if group in ("id", "ood") and "options/" not in rest:
             task, _, name = rest.rpartition("/")
             rows.setdefault("" if group == "id" else task, {})[name] = value
     found = []
     for heading, shown, names in (
-        ("", columns(_ID), [name for name in rows if not name]),
+        ("", columns(_ID_CLASSES if classes else _ID), [name for name in rows if not name]),
         ("OOD task", columns(_OOD, one_reading(results)), [name for name in rows if name]),
     ):
         if names:

@@ -1,4 +1,8 @@
-"""Writes `report.html`, `report.md`, `report.csv` and `report.tex` from the folders of runs."""
+"""
+Writes `report.html`, `report.md`, `report.csv` and `report.tex` from the folders of runs.
+
+Where rows have fixed classes, `classes.csv` and `confusion.csv` stand beside them.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +16,20 @@ from ... import __version__
 from ...core.errors import UserError
 from ...core.files import write_text
 from ...core.terminal import show
+from ..baseline_results import baseline_facts
 from ..runs import load_run
 from . import charts
 from .cases import case_groups
+from .class_tables import class_tables, classes_csv, confusion_csv, worth_table
+from .confusion import confusion_chart
+from .markdown import escape_text
 from .run_data import RunData
 from .tables import Table, report_tables, to_csv, to_latex, to_markdown
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
+_MOST_IN_MARKDOWN = 200  # classes; the page and classes.csv have all
 _FACTS = ("method", "options", "seed", "split", "checkpoint", "versions")
 
 
@@ -53,13 +62,35 @@ def write_report(
     _tell_apart(runs, folders)
     folder = Path(out) if out else (Path(folders[0]) / "report" if len(runs) == 1 else Path("report"))
     headline, more = report_tables(runs)
+    headline += [table for table in (_worth(run, len(runs) > 1) for run in runs) if table is not None]
     page = render_page(runs, headline, more, title or " / ".join(run.name for run in runs))
     tables = [*headline, *more]
-    contents = {"md": to_markdown(tables), "csv": to_csv(runs), "tex": to_latex(tables), "html": page}
-    for ending, text in contents.items():
-        write_text(folder / f"report.{ending}", text)
-    show(f"Report: {folder / 'report.html'} (and .md, .csv, .tex beside it)")
+    said = "".join(f"{escape_text(sentence)}\n\n" for sentence in _sentences(runs))
+    classes = class_tables(runs, most=_MOST_IN_MARKDOWN)
+    contents = {
+        "report.md": said + to_markdown([*tables, *classes]),
+        "report.csv": to_csv(runs),
+        "report.tex": to_latex(tables),
+        "report.html": page,
+    }
+    if classes:
+        contents |= {"classes.csv": classes_csv(runs), "confusion.csv": confusion_csv(runs)}
+    for name, text in contents.items():
+        write_text(folder / name, text)
+    beside = ".md, .csv, .tex" + (", classes.csv, confusion.csv" if classes else "")
+    show(f"Report: {folder / 'report.html'} (and {beside} beside it)")
     return folder / "report.html"
+
+
+def _worth(run: RunData, several: bool) -> Table | None:
+    facts, name = baseline_facts(run.baselines), run.name if several else "this run"
+    return worth_table(run.results, run.intervals, facts, name)
+
+
+def _sentences(runs: list[RunData]) -> list[str]:
+    """What has to be said first, with the run's name where there are several."""
+    several = len(runs) > 1
+    return [f"{run.name}: {sentence}" if several else sentence for run in runs for sentence in run.verdicts]
 
 
 def render_page(runs: list[RunData], headline: list[Table], more: list[Table], title: str) -> str:
@@ -85,8 +116,11 @@ def render_page(runs: list[RunData], headline: list[Table], more: list[Table], t
         style=style,
         policy=content_policy(style),
         runs=[{"run": run, "facts": _facts(run), "charts": _charts(run), "cases": case_groups(run)} for run in runs],
+        sentences=_sentences(runs),
         headline=headline,
         tables=more,
+        classes=class_tables(runs),
+        confusion=[confusion_chart(run.classes, run.name) for run in runs if run.classes is not None],
         compared=compared,
         version=__version__,
     )
