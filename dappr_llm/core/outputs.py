@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 _LOGITS = "logits"
+_MOST_LOG_ALPHA = 60.0
 Gathered: TypeAlias = "Tensor | dict[str, Tensor]"
 
 
@@ -156,4 +157,18 @@ def from_alpha(alpha: Tensor, scale: float = 1.0) -> Prediction:
     alpha0 = alpha.sum(-1)
     probs = alpha / alpha0.unsqueeze(-1)
     epistemic = scale * alpha.shape[-1] / alpha0
+    return Prediction(probs=probs, alpha=alpha, aleatoric=1 - probs.amax(-1), epistemic=epistemic)
+
+
+def from_log_alpha(log_alpha: Tensor) -> Prediction:
+    """
+    The Dirichlet reading of `log alpha`, for evidence that would overflow.
+
+    Of several passes, `[B, M, K]`, alpha is averaged first.
+    """
+    if log_alpha.dim() > 2:
+        log_alpha = log_alpha.logsumexp(-2) - math.log(log_alpha.shape[-2])
+    probs = log_alpha.softmax(-1)
+    epistemic = log_alpha.shape[-1] * (-log_alpha.logsumexp(-1)).exp()
+    alpha = log_alpha.clamp_max(_MOST_LOG_ALPHA).exp()  # finite, as tables and files need it
     return Prediction(probs=probs, alpha=alpha, aleatoric=1 - probs.amax(-1), epistemic=epistemic)

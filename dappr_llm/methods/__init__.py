@@ -40,6 +40,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "dappr": DAPPr,
     "dappr_no_reg": partial(DAPPr, regulariser="none"),
     "dappr_kl": partial(DAPPr, regulariser="kl"),
+    "dappr_exp": partial(DAPPr, evidence="exp", regulariser="none"),
 }
 
 __all__ = ["METHODS", "NEEDS", "HeadInfo", "Method", "Progress", "get_method", "name_of", "served_by"]

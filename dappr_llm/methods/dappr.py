@@ -12,7 +12,7 @@ of evidential learning for large alpha, but it neither integrates over the simpl
 Differs from the paper: the paper writes `log g(p*)` with `p*` held constant. That value is unbounded below
 for bad models, and without the stop-gradient its gradient has the wrong sign. `D = log g(p*) - log p*_y` has
 the paper's gradient under plain autograd, is never negative and falls as the model improves; the paper's
-value is logged as `paper_value`.
+value is logged as `paper_value`. With `evidence="exp"`, which is ours, `alpha = exp(z) + 1`: see `exp_evidence.py`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from ..core.outputs import Outputs, Prediction, from_alpha, upcast
+from ..core.errors import UserError
+from ..core.outputs import Outputs, Prediction, from_alpha, from_log_alpha, upcast
 from ..core.schemas.method_options import DAPPrOptions
+from . import exp_evidence
 from .base import Method, Progress, Scheduled
 from .dirichlet import (
     evidence_gain,
@@ -35,6 +37,8 @@ from .dirichlet import (
     spurious_evidence,
     without_label,
 )
+
+MOST_EXP_WEIGHT = 1e-5  # of R with exponential evidence
 
 
 def divergence(logits: Tensor, labels: Tensor) -> Tensor:
@@ -71,38 +75,65 @@ class DAPPr(Scheduled, Method):
             `"warmup"`, `"linear"` or `"constant"`. A model with chance accuracy at the start needs `"constant"`.
         warmup_epochs (`float`, *optional*, defaults to 10):
             Length of the warm-up, in epochs.
-        regulariser (`str`, *optional*, defaults to `"spurious"`):
-            `"spurious"` (R), or for ablations `"kl"` (the KL term of evidential learning) and `"none"`.
+        regulariser (`str`, *optional*):
+            `"spurious"` (R, the default of softplus evidence) or `"none"` (the default of exponential evidence); for
+            ablations `"kl"` (the KL term of evidential learning) and `"log"` (the sum of squared log alpha over the
+            wrong classes).
+        evidence (`str`, *optional*, defaults to `"softplus"`):
+            `"softplus"`, the paper's `alpha = softplus(z) + 1`, whose confidence is at most `(s+1)/(s+K)` with `s`
+            growing as slowly as a logit does; or `"exp"`, `alpha = exp(z) + 1`, which learns like cross-entropy and
+            is meant for many classes.
     """
 
     schema: ClassVar[Any] = DAPPrOptions
     reg_weight: float = 2e-4
-    regulariser: str = "spurious"
+    regulariser: str = None  # type: ignore[assignment]  # settled by the evidence
+    evidence: str = "softplus"
+
+    def __post_init__(self) -> None:
+        if self.regulariser is None:
+            object.__setattr__(self, "regulariser", "none" if self.evidence == "exp" else "spurious")
+        super().__post_init__()
+        if self.evidence == "exp" and self.regulariser == "spurious" and self.reg_weight > MOST_EXP_WEIGHT:
+            raise UserError(
+                f"method.reg_weight {self.reg_weight:g} with evidence: exp: R grows as e^(2z) there, and takes over "
+                f"the loss; leave regulariser out, use regulariser: log, or a weight of at most {MOST_EXP_WEIGHT:g}"
+            )
 
     def loss(self, out: Outputs, labels: Tensor, progress: Progress) -> dict[str, Tensor]:
         logits = upcast(out.logits)
-        terms = {"fit": divergence(logits, labels)}
+        terms = {"fit": self._divergence(logits, labels)}
         if self.regulariser != "none":
             terms["reg"] = self.weight(progress) * self._penalty(logits, labels)
         return terms
 
+    def _divergence(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return (exp_evidence.divergence if self.evidence == "exp" else divergence)(logits, labels)
+
     def _penalty(self, logits: Tensor, labels: Tensor) -> Tensor:
-        if self.regulariser == "spurious":
+        if self.regulariser == "log":
+            return exp_evidence.log_penalty(logits if self.evidence == "exp" else log_softplus(logits), labels)
+        if self.evidence == "softplus" and self.regulariser == "spurious":
             return spurious_evidence(logits, labels)
-        return kl_to_symmetric(without_label(softplus(logits) + 1, one_hot_labels(labels, logits)))
+        target = one_hot_labels(labels, logits)
+        alpha = exp_evidence.alpha_of(logits) if self.evidence == "exp" else softplus(logits) + 1
+        if self.regulariser == "spurious":
+            return ((1 - target) * alpha.square()).sum(-1)
+        return kl_to_symmetric(without_label(alpha, target))
 
     def predict(self, out: Outputs) -> Prediction:
-        return from_alpha(softplus(upcast(out.logits)) + 1)
+        logits = upcast(out.logits)
+        return from_log_alpha(softplus(logits)) if self.evidence == "exp" else from_alpha(softplus(logits) + 1)
 
     def monitor(self, out: Outputs, labels: Tensor, progress: Progress) -> dict[str, Tensor]:
         logits = upcast(out.logits)
-        value = log_possibility(logits, labels)
+        value = (exp_evidence.log_possibility if self.evidence == "exp" else log_possibility)(logits, labels)
         if self.regulariser != "none":
             value = value + self.weight(progress) * self._penalty(logits, labels)
         return {"paper_value": value}
 
 
-def dappr_loss(logits: Tensor, labels: Tensor, reg_weight: float = 2e-4) -> Tensor:
+def dappr_loss(logits: Tensor, labels: Tensor, reg_weight: float | None = None, evidence: str = "softplus") -> Tensor:
     """
     The DAPPr loss for a custom training loop: the batch mean of `D + reg_weight * R`.
 
@@ -111,8 +142,11 @@ def dappr_loss(logits: Tensor, labels: Tensor, reg_weight: float = 2e-4) -> Tens
             `[B, K]`, any floating dtype; computed in float32 or better.
         labels (`Tensor`):
             `[B]` class indices, or `[B, K]` soft labels whose rows sum to 1.
-        reg_weight (`float`, *optional*, defaults to 2e-4):
-            The coefficient lambda *at this step*; apply a schedule by passing another value each epoch.
+        reg_weight (`float`, *optional*):
+            The coefficient lambda *at this step*; apply a schedule by passing another value each epoch. By default
+            2e-4, and 0 with exponential evidence, where R is too steep.
+        evidence (`str`, *optional*, defaults to `"softplus"`):
+            `"softplus"` as in the paper, or `"exp"`, for many classes: cross-entropy with a level.
 
     Example:
 
@@ -121,12 +155,23 @@ def dappr_loss(logits: Tensor, labels: Tensor, reg_weight: float = 2e-4) -> Tens
     ```
     """
     logits = upcast(logits)
-    return (divergence(logits, labels) + reg_weight * spurious_evidence(logits, labels)).mean()
+    if evidence == "softplus":
+        weight = 2e-4 if reg_weight is None else reg_weight
+        return (divergence(logits, labels) + weight * spurious_evidence(logits, labels)).mean()
+    method = DAPPr(evidence=evidence, reg_weight=reg_weight or 0.0, regulariser="spurious" if reg_weight else "none")
+    loss = exp_evidence.divergence(logits, labels)
+    return (loss + reg_weight * method._penalty(logits, labels) if reg_weight else loss).mean()
 
 
-def dappr_uncertainty(logits: Tensor) -> Prediction:
+def dappr_uncertainty(logits: Tensor, evidence: str = "softplus") -> Prediction:
     """
     Probabilities, Dirichlet parameters and the two uncertainties of DAPPr logits `[B, K]`.
+
+    Args:
+        logits (`Tensor`):
+            `[B, K]`.
+        evidence (`str`, *optional*, defaults to `"softplus"`):
+            As in [`dappr_loss`]: what the model was trained with.
 
     Example:
 
@@ -135,4 +180,4 @@ def dappr_uncertainty(logits: Tensor) -> Prediction:
     >>> out.probs, out.alpha, out.aleatoric, out.epistemic
     ```
     """
-    return DAPPr().predict(Outputs(logits=logits))
+    return DAPPr(evidence=evidence).predict(Outputs(logits=logits))

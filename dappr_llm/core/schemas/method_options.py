@@ -122,7 +122,8 @@ class IBEDLOptions(TypedDict, total=False):
 
 
 class DAPPrOptions(ScheduledOptions, total=False):
-    regulariser: Literal["spurious", "kl", "none"]
+    regulariser: Literal["spurious", "kl", "log", "none"]
+    evidence: Literal["softplus", "exp"]
 
 
 METHOD_OPTIONS: dict[str, Any] = {
@@ -144,4 +145,5 @@ METHOD_OPTIONS: dict[str, Any] = {
     "dappr": DAPPrOptions,
     "dappr_no_reg": DAPPrOptions,
     "dappr_kl": DAPPrOptions,
+    "dappr_exp": DAPPrOptions,
 }
