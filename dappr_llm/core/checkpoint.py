@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 SIDECAR = "uncertainty_config.json"
 RECIPE = "recipe.yaml"
 RESULTS = "results.json"
+TRAIN_LOG = "train_log.jsonl"
 TABLES = "predictions"
 TRAINED_ROWS = "trained_rows.json"
 MANIFEST = "manifest.json"  # size and SHA-256 of every file, so that damaged checkpoints are detected

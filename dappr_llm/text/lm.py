@@ -14,6 +14,7 @@ import torch
 from ..core import checkpoint
 from ..core.errors import UserError, explained, nearest
 from ..core.hub_revisions import is_commit, model_commit
+from ..core.library_output import no_bars_in_files
 from . import bundled_model
 from .adapter_files import WEIGHTS, check_adapter
 
@@ -153,7 +154,7 @@ def load_lm(
     path = _located(name, kwargs)
     options = {"dtype": resolve_dtype(dtype), "quantization_config": quantization_config(quantization)}
     cure = f"give a Hub id, a folder with config.json and safetensors, or {bundled_model.NAME!r}"
-    with explained(f"Could not load the model {name!r}{_at(kwargs)}", cure):
+    with explained(f"Could not load the model {name!r}{_at(kwargs)}", cure), no_bars_in_files():
         model = AutoModelForCausalLM.from_pretrained(path, **options, **kwargs)
     model.config.use_cache = False
     setattr(model.config, _COMMIT, kwargs.get("revision"))
