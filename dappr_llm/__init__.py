@@ -5,6 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from .core.library_output import drop_useless_messages
+
+drop_useless_messages()  # before any import of PEFT
+
 __version__ = "0.1.0"
 
 _LAZY = {

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from .. import __version__
 from ..core.errors import UserError
+from ..core.library_output import hide_bars_in_files
 
 # In the order in which `dappr --help` lists them.
 VERBS = {
@@ -83,8 +84,7 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser(next((word for word in given if word in VERBS), "")).parse_args(given)
     # Fewer lines of noise from the tokenizers library after a fork.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # bitsandbytes warns about a CPU kernel that is never used here.
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    hide_bars_in_files()
     try:
         with _messages():
             return args.run(args)
@@ -112,10 +112,10 @@ def _complain(problem: object, start: str = "") -> None:
 @contextmanager
 def _messages() -> Iterator[None]:
     """Our own log messages (where logits start, what was truncated) on stderr, on rank 0 only."""
-    from ..core.terminal import PrintableFormatter
+    from ..core.terminal import MessageHandler, PrintableFormatter
 
     logger = logging.getLogger("dappr_llm")
-    handler = logging.StreamHandler()
+    handler = MessageHandler()
     handler.setFormatter(PrintableFormatter())
     logger.addHandler(handler)
     logger.setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.ERROR)

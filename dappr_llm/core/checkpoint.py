@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 SIDECAR = "uncertainty_config.json"
 RECIPE = "recipe.yaml"
 RESULTS = "results.json"
+TRAIN_LOG = "train_log.jsonl"
 TABLES = "predictions"
 BASELINES = "baselines"  # tables of models that cost nothing, for comparison
 TRAINED_ROWS = "trained_rows.json"

@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from difflib import SequenceMatcher
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from .errors import UserError, close_names, did_you_mean, nearest
+from .errors import UserError, did_you_mean
 from .schemas.recipe import DataSection, ModelSection, Recipe
 from .schemas.sections import check_recipe
+from .schemas.synonyms import suggest_key
 from .secrets import refuse_secrets
 
 __all__ = ["DataSection", "ModelSection", "Recipe", "build_recipe", "load_recipe"]
 
 _LARGEST = 1_000_000  # bytes of a recipe file
+_LONGEST_PATH, _MOST_FILES = 200, 1000  # of what a missing recipe is compared with
+_ALIKE = 0.5  # of difflib's ratio, below which no recipe is like it
 _MOST_NODES = 100_000  # of a recipe once its aliases are written out
 
 
@@ -91,7 +97,7 @@ def check_keys(values: Mapping[str, Any], valid: set[str], where: str, prefix: s
     """Refuse an unknown key of a section, naming the nearest valid ones."""
     for key in values:
         if key not in valid:
-            raise UserError(f"{where}: unknown key {prefix + str(key)!r}; {nearest(key, valid)}")
+            raise UserError(f"{where}: unknown key {prefix + str(key)!r}; {suggest_key(key, valid)}")
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -244,12 +250,24 @@ def find_recipe(path: str | Path) -> Path:
     for candidate in [path, *([root / text, root / f"{text}.yaml"] if root else [])]:
         if candidate.is_file():
             return _runnable(candidate, root)
-    names = [name for name, _ in _recipe_files()]
-    close = close_names(text.removesuffix(".yaml"), names)
-    hint = (
-        did_you_mean(close) if close else f"folders: {', '.join(sorted({n.split('/')[0] for n in names if '/' in n}))}"
-    )
-    raise UserError(f"{path}: no such recipe file; {hint} (see `dappr recipes`)")
+    raise UserError(f"{path}: no such recipe file; {_nearest_recipes(path, text)} (see `dappr recipes`)")
+
+
+def _nearest_recipes(path: Path, text: str) -> str:
+    """The five recipes most like a missing one: files in its folder and the working directory, and shipped ones."""
+    near: dict[str, str] = {}  # as it is typed → as it is compared
+    with suppress(OSError):  # a name that is too long, a folder without rights
+        for folder in dict.fromkeys((path.parent, Path())):
+            files = sorted(islice((f for f in folder.glob("*.y*ml") if f.is_file()), _MOST_FILES))
+            near |= {file.as_posix(): file.with_suffix("").as_posix() for file in files}
+    shipped = {name: name for name, _ in _recipe_files()}
+    wanted = text.removesuffix(".yaml").removesuffix(".yml")[-_LONGEST_PATH:]
+    alike = {n: SequenceMatcher(None, compared, wanted).ratio() for n, compared in (shipped | near).items()}
+    best = sorted(alike, key=lambda name: (-alike[name], name))[:5]
+    if best and alike[best[0]] >= _ALIKE:
+        return did_you_mean(best)
+    folders = f"folders: {', '.join(sorted({name.split('/')[0] for name in shipped if '/' in name}))}"
+    return f"{'files here: ' + ', '.join(list(near)[:5]) + '; ' if near else ''}{folders}"
 
 
 def _runnable(path: Path, root: Path | None) -> Path:

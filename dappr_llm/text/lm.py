@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import os
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,10 @@ import torch
 from ..core import checkpoint
 from ..core.errors import UserError, explained, nearest
 from ..core.hub_revisions import is_commit, model_commit
+from ..core.library_output import no_bars_in_files
+from ..core.model_names import misspelt
+from ..core.schemas.check import shown
+from ..core.schemas.synonyms import dtype_name
 from . import bundled_model
 from .adapter_files import WEIGHTS, check_adapter
 
@@ -24,6 +29,10 @@ if TYPE_CHECKING:
 
 # Where transformers kept the commit of a model until version 5.22, and which it still leaves out of saved configs.
 _COMMIT = "_commit_hash"
+_MODELS = f"give a Hub id, a folder with config.json and safetensors, or {bundled_model.NAME!r}"
+# Of a lora section: what the adapter's weights do not depend on.
+_MAY_DIFFER = ("lora_dropout", "inference_mode", "base_model_name_or_path", "revision", "peft_version", "auto_mapping")
+_BNB_DTYPES = ("bnb_4bit_compute_dtype", "bnb_4bit_quant_storage")
 
 
 def best_dtype() -> torch.dtype:
@@ -41,6 +50,7 @@ def resolve_dtype(name: str | torch.dtype | None) -> torch.dtype:
     """The torch dtype of a name in a recipe; `None` means `"auto"`."""
     if isinstance(name, torch.dtype):
         return name
+    name = dtype_name(name)
     names = {
         "auto": best_dtype,
         "float32": lambda: torch.float32,
@@ -54,6 +64,9 @@ def resolve_dtype(name: str | torch.dtype | None) -> torch.dtype:
 
 def model_path(name: str) -> str:
     """The folder or Hub id of a model; the name of the bundled model becomes its folder, unpacked if necessary."""
+    problem = misspelt(name)
+    if problem:
+        raise UserError(f"Model {name!r}: {problem}")
     return str(bundled_model.load_path()) if name == bundled_model.NAME else name
 
 
@@ -65,7 +78,7 @@ def quantization_config(options: Mapping[str, Any] | BitsAndBytesConfig | None) 
 
     if importlib.util.find_spec("bitsandbytes") is None:
         raise UserError("A quantised base model needs bitsandbytes: pip install 'dappr-llm[quant]'")
-    values = dict(options)
+    values = {key: dtype_name(value) if key in _BNB_DTYPES else value for key, value in options.items()}
     if values.get("load_in_4bit"):
         values.setdefault("bnb_4bit_compute_dtype", best_dtype())
         values.setdefault("bnb_4bit_quant_type", "nf4")
@@ -85,7 +98,7 @@ def load_tokenizer(name: str, **kwargs: Any) -> PreTrainedTokenizerBase:
 
     kwargs.setdefault("trust_remote_code", False)  # if unset, transformers asks in the terminal
     path = _located(name, kwargs)
-    with explained(f"Could not load the tokenizer of {name!r}{_at(kwargs)}"):
+    with explained(f"Could not load the tokenizer of {name!r}{_at(kwargs)}", _MODELS):
         tokenizer = AutoTokenizer.from_pretrained(path, **kwargs)
     return prepare_tokenizer(tokenizer)
 
@@ -152,8 +165,7 @@ def load_lm(
     kwargs.setdefault("trust_remote_code", False)
     path = _located(name, kwargs)
     options = {"dtype": resolve_dtype(dtype), "quantization_config": quantization_config(quantization)}
-    cure = f"give a Hub id, a folder with config.json and safetensors, or {bundled_model.NAME!r}"
-    with explained(f"Could not load the model {name!r}{_at(kwargs)}", cure):
+    with explained(f"Could not load the model {name!r}{_at(kwargs)}", _MODELS), no_bars_in_files():
         model = AutoModelForCausalLM.from_pretrained(path, **options, **kwargs)
     model.config.use_cache = False
     setattr(model.config, _COMMIT, kwargs.get("revision"))
@@ -225,7 +237,7 @@ def load_adapter(
         model = _trainable_base(model)
     with _adapter_errors(adapter):
         if lora:
-            kwargs["config"] = _continued_config(str(folder), lora)
+            kwargs["config"] = _continued_config(model, str(folder), lora)
         peft_model = PeftModel.from_pretrained(
             model, str(folder), is_trainable=trainable, use_safetensors=True, **kwargs
         )
@@ -252,20 +264,43 @@ def _adapter_errors(adapter: str, name: str = "default") -> Iterator[None]:
         raise UserError(str(error).replace(f".{name}.", ".")) from error.__cause__
 
 
-def _continued_config(adapter: str, lora: Mapping[str, Any]) -> PeftConfig:
+def _continued_config(model: PreTrainedModel, adapter: str, lora: Mapping[str, Any]) -> PeftConfig:
+    """The adapter's own config, which a recipe's `lora` section must describe too; its dropout is the recipe's."""
     from peft import PeftConfig
 
     config = PeftConfig.from_pretrained(adapter)
-    for key, value in lora.items():
-        own = getattr(config, key, None)
-        if key == "lora_dropout":
-            config.lora_dropout = value
-        elif (set(own) if isinstance(own, set | list) else own) != (set(value) if isinstance(value, list) else value):
-            raise UserError(
-                f"lora.{key} is {value!r}, but the adapter {adapter!r} that training starts from has {own!r}; only "
-                "lora.lora_dropout can change"
-            )
+    differing = [key for key, value in lora.items() if _plain(getattr(config, key, None)) != _plain(value)]
+    differing = [key for key in differing if key not in _MAY_DIFFER]
+    # PEFT saves the modules that it found for `all-linear`, or for other patterns.
+    if "target_modules" in differing and _targets(model, config) == _targets(model, config, lora["target_modules"]):
+        differing.remove("target_modules")
+    if differing:
+        pairs = ((key, shown(lora[key]), shown(getattr(config, key, None))) for key in differing)
+        text = ", ".join(f"lora.{key} is {ours} (adapter: {own})" for key, ours, own in pairs)
+        raise UserError(
+            f"The lora section is not that of the adapter {adapter!r} that training starts from: {text}; "
+            "leave these keys out, only lora.lora_dropout can change"
+        )
+    config.lora_dropout = lora.get("lora_dropout", config.lora_dropout)
     return config
+
+
+def _plain(value: Any) -> Any:
+    """Modules are a list in a recipe and a set in PEFT."""
+    return set(value) if isinstance(value, list | tuple) and all(isinstance(v, str | int) for v in value) else value
+
+
+def _targets(model: PreTrainedModel, config: PeftConfig, modules: Any = None) -> set[str]:
+    """The names of the modules that get an adapter, found on a model without weights."""
+    from peft import get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    config = copy.deepcopy(config)
+    if modules is not None:
+        config.target_modules = set(modules) if isinstance(modules, list) else modules
+    with torch.device("meta"):
+        empty = get_peft_model(AutoModelForCausalLM.from_config(model.config), config)
+    return {name for name, module in empty.named_modules() if hasattr(module, "lora_A")}
 
 
 def _check_fit(model: PeftModel, folder: Path, name: str = "default") -> None:

@@ -147,7 +147,11 @@ class DAPPrConfig(TrainingArguments):
         """
         from .callbacks.interrupt import InterruptCallback
         from .callbacks.nonfinite_guard import NonFiniteGuard
+        from .callbacks.progress_lines import replace_progress
+        from .callbacks.train_log import TrainLog
 
+        replace_progress(trainer)
+        trainer.add_callback(TrainLog())
         interrupt, guard, hooks = InterruptCallback(), NonFiniteGuard(trainer), None
         trainer.add_callback(interrupt)
         trainer.add_callback(guard)

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 _PROBE_ROWS = 64  # training rows read once to know where the logits start
 DEAD = -5.0  # logits below this carry almost no evidence and almost no gradient
+_SMALLEST_PROB = 1e-10  # as in `evaluation`
 _QUANTILES = {"q10": 0.1, "q50": 0.5, "q90": 0.9}
 
 
@@ -199,12 +200,15 @@ class StepLog:
 
 
 def evidence_stats(method: Method, out: Outputs, labels: Tensor, num_options: Tensor) -> dict[str, Tensor]:
-    """Per-row values logged during training: accuracy, chance level, mean logit and its spread, total evidence."""
+    """Per-row values logged during training: of the answers, of the logits, of the evidence."""
     prediction = method.predict(out.detach())
     mask = torch.arange(prediction.probs.shape[-1], device=labels.device) < num_options.unsqueeze(-1)
-    probs = prediction.probs.masked_fill(~mask, -1)
+    probs, answer = prediction.probs.masked_fill(~mask, 0), _hard(labels)
+    right = probs.gather(-1, answer.clamp_min(0).unsqueeze(-1)).squeeze(-1) / probs.sum(-1)
     stats = {
-        "accuracy": (probs.argmax(-1) == _hard(labels)).float(),
+        "accuracy": (prediction.probs.masked_fill(~mask, -1).argmax(-1) == answer).float(),
+        "nll": -right.clamp_min(_SMALLEST_PROB).log(),
+        "epistemic": prediction.epistemic,
         "chance": num_options.float().reciprocal(),
     }
     if out.logits is not None:

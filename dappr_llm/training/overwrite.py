@@ -21,7 +21,15 @@ _MODEL = (
     *("tokenizer*.json", "*.model", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
     *("training_args.json", checkpoint.SIDECAR, checkpoint.TRAINED_ROWS, checkpoint.MANIFEST, LEFTOVER),
 )
-_RUN = (checkpoint.RECIPE, checkpoint.RESULTS, "decision.json", "*.png", "trainer_state.json", LOCK)
+_RUN = (
+    checkpoint.RECIPE,
+    checkpoint.RESULTS,
+    checkpoint.TRAIN_LOG,
+    "decision.json",
+    "*.png",
+    "trainer_state.json",
+    LOCK,
+)
 _STATE = ("trainer_state.json", "optimizer*", "scheduler*", "scaler.pt", "rng_state*", "pytorch_model_fsdp*", "latest")
 _TABLE = ("*.npz", "*.items.jsonl", "*.parquet", LEFTOVER)
 _LATER = (

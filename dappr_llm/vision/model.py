@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForImageClassification,
 from transformers.utils import ModelOutput
 
 from ..core.errors import UserError
+from ..core.schemas.synonyms import dtype_name
 from ..methods import HeadInfo, get_method
 from .backbones import add_lora, build_backbone, feature_dim, normalise_spectrum
 from .option_checks import check_shape
@@ -231,7 +232,7 @@ class ImageClassifier(PreTrainedModel):
             raise UserError(f"{path} is damaged ({error}); fetch or train the classifier again") from None
         model.load_weights(weights, str(path))
         if dtype is not None and dtype != "auto":
-            model = model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+            model = model.to(getattr(torch, dtype_name(dtype)) if isinstance(dtype, str) else dtype)
         return model.eval()
 
     def load_weights(self, weights: Mapping[str, Tensor], where: str, head: bool = True) -> None:

@@ -126,10 +126,31 @@ def test_an_adapter_keeps_its_shape_but_may_change_its_dropout(recipe, tmp_path,
     assert main(["train", str(recipe), *quick]) == 0
     start = [*quick, "--set", f"model.adapter={tmp_path / 'run'}", "--output-dir", str(tmp_path / "second")]
     assert main(["train", str(recipe), *start, "--set", "lora.r=8"]) == 2
-    assert "lora.r is 8, but the adapter" in capsys.readouterr().err
+    assert "lora.r is 8 (adapter: 4)" in capsys.readouterr().err
+    changes = ["--set", "lora.lora_alpha=5", "--set", "lora.target_modules=[q_proj]"]
+    assert main(["train", str(recipe), *start, *changes]) == 2
+    error = capsys.readouterr().err
+    assert "lora.lora_alpha is 5 (adapter: 8)" in error and "lora.target_modules is ['q_proj'] (adapter: {" in error
+    assert "lora.r " not in error
     assert main(["train", str(recipe), *start, "--set", "lora.lora_dropout=0.3"]) == 0
     found = json.loads((tmp_path / "second" / "adapter_config.json").read_text())
     assert found["lora_dropout"] == 0.3 and found["r"] == 4
+
+
+@pytest.mark.parametrize("modules", ["all-linear", r"'.*\.(q|v)_proj'", "[v_proj, q_proj]"])
+def test_an_adapter_goes_on_with_its_own_lora_section(recipe, tmp_path, modules):
+    """PEFT saves what it found for `all-linear`, and not that word."""
+    quick = [
+        "--set",
+        "train.max_steps=1",
+        "--set",
+        "train.eval_strategy=no",
+        "--set",
+        f"lora.target_modules={modules}",
+    ]
+    assert main(["train", str(recipe), *quick]) == 0
+    start = ["--set", f"model.adapter={tmp_path / 'run'}", "--output-dir", str(tmp_path / "second")]
+    assert main(["train", str(recipe), *quick, *start]) == 0
 
 
 def test_output_folder_rules(recipe, tmp_path, capsys):
@@ -166,7 +187,7 @@ def test_interrupt_saves_and_resume_goes_on(recipe, tmp_path):
         [*command, "--set", "train.logging_steps=1"], cwd=ROOT, stdout=log, stderr=subprocess.STDOUT
     )
     deadline = time.time() + 120
-    while time.time() < deadline and "'loss'" not in (tmp_path / "log").read_text():
+    while time.time() < deadline and "1/160 " not in (tmp_path / "log").read_text():
         assert process.poll() is None, (tmp_path / "log").read_text()
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)

@@ -125,7 +125,20 @@ def test_bad_overrides(tmp_path, override):
 def test_unknown_recipe_names_the_nearest():
     with pytest.raises(UserError, match="did you mean 'obqa_mistral7b/dappr' or ") as caught:
         load_recipe("obqa_mistral7b/dapr")
-    assert sum(name in str(caught.value) for name in map(repr, SHIPPED)) == 3
+    assert sum(name in str(caught.value) for name in map(repr, SHIPPED)) == 5
+
+
+def test_an_unknown_recipe_names_the_nearest_five_also_of_ones_own(tmp_path, monkeypatch):
+    for name in ("tickets.yaml", "mine/tickets.yml", "mine/other.yaml"):
+        write(tmp_path / name, "data: {train: obqa}\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"did you mean 'tickets.yaml' or ") as caught:
+        find_recipe("tikets.yaml")
+    assert str(caught.value).count("'") == 2 * 5
+    with pytest.raises(UserError, match=r"did you mean 'mine/tickets.yml' or "):
+        find_recipe("mine/ticket.yaml")
+    with pytest.raises(UserError, match=r"files here: tickets.yaml; folders: cifar10, "):
+        find_recipe("zzzz")
 
 
 def test_a_recipe_like_no_other_names_the_folders_only():

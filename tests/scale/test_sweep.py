@@ -119,7 +119,7 @@ def test_interrupted_sweeps_lose_and_repeat_nothing(table_file, tmp_path, number
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     deadline = time.time() + 180
     log = out / "dappr" / "seed0.log"
-    while time.time() < deadline and (not log.exists() or "'loss'" not in log.read_text()):
+    while time.time() < deadline and (not log.exists() or " rows/s " not in log.read_text()):
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.1)
     finished = (out / "ce/seed0/results.json").stat().st_mtime_ns

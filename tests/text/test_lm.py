@@ -19,7 +19,7 @@ def test_dtype_auto_is_float32_without_a_device_for_bfloat16():
     assert lm.resolve_dtype("auto") == (torch.bfloat16 if torch.cuda.is_available() else torch.float32)
     assert lm.resolve_dtype("bfloat16") == torch.bfloat16
     with pytest.raises(UserError, match="'bfloat16'"):
-        lm.resolve_dtype("bf16")
+        lm.resolve_dtype("bfloat61")
 
 
 @pytest.mark.parametrize("bits", ["load_in_4bit", "load_in_8bit"])
@@ -149,3 +149,11 @@ def test_bundled_model_answers():
     ids = tokenizer("The capital of France is", return_tensors="pt")
     with torch.no_grad():
         assert tokenizer.decode(model(**ids).logits[0, -1].argmax()) == " Paris"
+
+
+@pytest.mark.parametrize("name", ["smollm-135m", "smollm2", "SmolLM2-135M"])
+def test_a_name_like_the_bundled_models_is_answered_with_it(name, monkeypatch):
+    monkeypatch.setattr(lm, "model_commit", lambda *args: pytest.fail("asked the Hub"))
+    for load in (lm.load_tokenizer, lm.load_lm):
+        with pytest.raises(UserError, match="did you mean 'smollm2-135m'"):
+            load(name)

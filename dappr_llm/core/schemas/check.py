@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from ..errors import UserError, close_names, nearest
+from .synonyms import suggest_key
 
 _SHOWN = 60  # characters of a value that an error shows
 _LONG = 200  # characters of a list of allowed values, past which a suggestion stands alone
@@ -94,7 +95,7 @@ def _sentence(schema: Any, entry: Any, place: tuple[Any, ...], values: Any, pref
     part = _part(json_schema(schema), place)
     if entry["type"] == "extra_forbidden":
         valid = _keys(_part(json_schema(schema), place[:-1]))
-        return f"unknown key {key!r}; {nearest(place[-1], valid)}"
+        return f"unknown key {key!r}; {suggest_key(place[-1], valid)}"
     allowed = describe(part)
     if entry["type"] == "missing":
         return f"{key} is missing; allowed: {allowed}"

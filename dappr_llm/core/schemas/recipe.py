@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, with_config
+from pydantic import AfterValidator, BeforeValidator, Field, with_config
 from typing_extensions import TypedDict
 
+from ..model_names import BUNDLED, misspelt
 from ..names import safe_path
 from ..secrets import mask
+from .synonyms import dtype_name
 from .types import STRICT, Count, Dropout, Inside, Name, Names, Options, Positive, Section, Seed, Share, Text
 
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Dtype = Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(dtype_name)]
 Width = Annotated[int, Field(ge=1, le=65_536)]
 Pixels = Annotated[int, Field(ge=1, le=16_384)]
 Plain = str | int | float | bool
@@ -71,6 +73,13 @@ class TaskDescription(TypedDict, total=False):
 Task = Annotated[str, Field(min_length=1, max_length=4096)] | TaskDescription
 
 
+def _model_name(name: str) -> str:
+    problem = misspelt(name)
+    if problem:
+        raise ValueError(problem)
+    return name
+
+
 class ModelSection(Section):
     """
     `model:` which base model, how it is loaded, and the adapter that training starts from.
@@ -82,7 +91,7 @@ class ModelSection(Section):
     from, and the fields after it are those of `dappr_llm.vision.model.ImageClassifierConfig`.
     """
 
-    name: Text = "smollm2-135m"
+    name: Annotated[Text, AfterValidator(_model_name)] = BUNDLED
     dtype: Dtype = "auto"
     revision: Name | None = None
     attn_implementation: Name | None = None

@@ -14,11 +14,16 @@ from .check import check, shown
 from .lora_section import LoraSection
 from .method_options import METHOD_OPTIONS
 from .recipe import Recipe
+from .synonyms import suggest_key
 from .train_section import TrainSection
 
 # Where the libraries list their own fields, for keys that a later version of them has and our schema has not.
 _TRAINING_ARGUMENTS = ("transformers", "training_args.py")
 _LORA_CONFIG = ("peft", "tuners/lora/config.py")
+
+
+# PEFT would import Megatron's layers for them; an `adapter_config.json` names the second without using it.
+_MEGATRON = ("megatron_config", "megatron_core")
 
 
 def check_recipe(values: Mapping[str, Any], where: str) -> Recipe:
@@ -38,6 +43,12 @@ def check_recipe(values: Mapping[str, Any], where: str) -> Recipe:
         raise UserError(f"{where}: data.train is missing: name a task (everyday, obqa, …) or describe your own data")
     recipe: Recipe = check(Recipe, dict(values), where)
     check_method(recipe.method, where)
+    for key in _MEGATRON:
+        if recipe.lora.get(key) is not None:
+            raise UserError(
+                f"{where}: lora.{key} is {shown(recipe.lora[key])}: models that Megatron splits over devices cannot "
+                "be trained here; remove it"
+            )
     check_section(LoraSection, recipe.lora, where, "lora.", _LORA_CONFIG)
     check_section(TrainSection, recipe.train, where, "train.", _TRAINING_ARGUMENTS)
     return recipe
@@ -60,7 +71,7 @@ def check_section(schema: Any, values: Mapping[str, Any], where: str, prefix: st
     own = {key: value for key, value in values.items() if key in known}
     for key in values:
         if key not in known and key not in _fields(*library):
-            raise UserError(f"{where}: unknown key {prefix + str(key)!r}; {nearest(key, known)}")
+            raise UserError(f"{where}: unknown key {prefix + str(key)!r}; {suggest_key(key, known)}")
     check(schema, own, where, prefix)
 
 

@@ -50,11 +50,7 @@ def render_results(
     said = [textwrap.fill(sentence, _WIDTH) for sentence in _verdicts(results, intervals, classes, meta)]
     blocks = ["\n".join([*([title] if title else []), *said])]
     for header, rows in _tables(results, intervals or {}, classes is not None):
-        lines = [[" ".join(name.split()) for name in header[0]], header[1], *rows]
-        widths = [max(len(line[column]) for line in lines) for column in range(len(header[1]))]
-        texts = ["  ".join(_pad(line, widths)).rstrip() for line in lines]
-        rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
-        blocks.append("\n".join([*(text for text in texts[:2] if text), rule, *texts[2:]]))
+        blocks.append(_plain(header, rows))
     printed = len(classes) if classes is not None and len(classes) <= _ALL_PRINTED else _PRINTED
     blocks += [to_text(table) for table in _more_tables(results, intervals, classes, meta, printed, narrow=True)]
     options = _options(results)
@@ -65,6 +61,19 @@ def render_results(
         blocks.append(f"ECE floor in distribution (what chance alone would show at this size): {100 * floor:.2f}")
     legend = _legend(results) + ("\n95 %: bootstrap interval over test items" if intervals else "")
     return "\n\n".join([*(block for block in blocks if block), legend]) + "\n"
+
+
+def render_answers(metrics: dict[str, Any], name: str) -> str:
+    """
+    The answers' table of [`render_results`] alone, for one set of rows, such as those of an evaluation in training.
+
+    Args:
+        metrics (`dict`): From [`evaluate_id`].
+        name (`str`): Name of the row.
+    """
+    ((header, rows),) = _tables({f"id/{key}": value for key, value in metrics.items() if "/" not in key})
+    rows[0][0] = printable(name, one_line=True)
+    return _plain(header, rows)
 
 
 def render_markdown(
@@ -147,6 +156,15 @@ def _tables(
                     cells.append(["  95 %", *(_interval(intervals.get(f"{place}/{c.key}"), c.kind) for c in shown)])
             found.append((header, cells))
     return found
+
+
+def _plain(header: tuple[list[str], list[str]], rows: list[list[str]]) -> str:
+    """A table of two header lines and rows of cells as aligned text."""
+    lines = [[" ".join(name.split()) for name in header[0]], header[1], *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header[1]))]
+    texts = ["  ".join(_pad(line, widths)).rstrip() for line in lines]
+    rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
+    return "\n".join([*(text for text in texts[:2] if text), rule, *texts[2:]])
 
 
 def _header(column: Column) -> tuple[str, str]:

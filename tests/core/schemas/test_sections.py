@@ -104,7 +104,20 @@ def test_model_section_holds_the_fields_of_the_image_classifier():
         ("data.train={path: x, qestion: y}", r"unknown key 'data.train.qestion'; did you mean 'question'"),
         ("data.max_train_samples=0", r"data.max_train_samples is 0; allowed: a whole number of at least 1 or null"),
         ("data.naming_share=2", r"data.naming_share is 2; allowed: a number of at least 0 and at most 1"),
-        ("model.dtype=bf16", r"model.dtype is 'bf16'; .*did you mean bfloat16"),
+        ("model.dtype=bfloat61", r"model.dtype is 'bfloat61'; .*did you mean bfloat16"),
+        ("lora.rank=8", r"unknown key 'lora.rank'; did you mean 'r'\?"),
+        ("lora.alpha=8", r"unknown key 'lora.alpha'; did you mean 'lora_alpha'\?"),
+        ("lora.dropout=0.1", r"unknown key 'lora.dropout'; did you mean 'lora_dropout'\?"),
+        ("train.lr=1e-4", r"unknown key 'train.lr'; did you mean 'learning_rate'\?"),
+        ("train.epochs=3", r"unknown key 'train.epochs'; did you mean 'num_train_epochs'\?"),
+        ("train.batch_size=8", r"unknown key 'train.batch_size'; did you mean 'per_device_train_batch_size'\?"),
+        ("model.torch_dtype=auto", r"unknown key 'model.torch_dtype'; did you mean 'dtype'\?"),
+        ("training={}", r"unknown key 'training'; did you mean 'train'\?"),
+        ("lora.megatron_config={a: 1}", r"lora.megatron_config is {'a': 1}: models that Megatron splits.*remove it"),
+        ("lora.megatron_core=megatron.core", r"lora.megatron_core is 'megatron.core': models that Megatron"),
+        ("model.name=smollm-135m", r"model.name is 'smollm-135m': no folder .*did you mean 'smollm2-135m'"),
+        ("model.name=smollm2", r"model.name is 'smollm2': no folder .*did you mean 'smollm2-135m'"),
+        ("model.name=SmolLM2-135M", r"model.name is 'SmolLM2-135M': no folder .*did you mean 'smollm2-135m'"),
         ('model.name="a\\0b"', r"model.name is .*control character"),
         ("lora.trainable_token_indices=[]", r"lora.trainable_token_indices"),
         ("lora.r=100000", r"lora.r is 100000; allowed: a whole number of at least 1 and at most 4096"),
@@ -162,3 +175,45 @@ def test_arguments_of_an_optimizer_are_split_as_transformers_does():
 
     text = load_recipe("quickstart", ["train.optim_args='rank=8, scale=0.5'"]).train["optim_args"]
     assert _parse_optim_args(text) == {"rank": "8", "scale": "0.5"}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert-base-uncased", "HuggingFaceTB/SmolLM2-135M", "owner/smollm2"])
+def test_other_models_names_are_left_to_the_hub(name):
+    assert load_recipe("quickstart", [f"model.name={name}"]).model.name == name
+
+
+def test_a_folder_may_be_called_like_the_bundled_model(tmp_path, monkeypatch):
+    (tmp_path / "smollm2").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe("quickstart", ["model.name=smollm2"]).model.name == "smollm2"
+
+
+@pytest.mark.parametrize(
+    "given, name", [("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32"), ("torch.bfloat16", "bfloat16")]
+)
+def test_dtypes_by_their_short_names(given, name):
+    import torch
+
+    from dappr_llm.text.lm import quantization_config, resolve_dtype
+
+    assert load_recipe("quickstart", [f"model.dtype={given}"]).model.dtype == name
+    assert resolve_dtype(given) is getattr(torch, name)
+    pytest.importorskip("bitsandbytes")
+    options = {"load_in_4bit": True, "bnb_4bit_compute_dtype": given, "bnb_4bit_quant_storage": given}
+    found = quantization_config(options)
+    assert found.bnb_4bit_compute_dtype is found.bnb_4bit_quant_storage is getattr(torch, name)
+
+
+def test_every_synonym_leads_to_a_key():
+    from dappr_llm.core.schemas import synonyms
+    from dappr_llm.core.schemas.recipe import Recipe
+
+    valid = keys(lora_section.LoraSection) | keys(train_section.TrainSection)
+    valid |= set(ModelSection.model_fields) | set(Recipe.model_fields)
+    assert set(synonyms._KEYS.values()) <= valid and not set(synonyms._DTYPES) & set(synonyms._DTYPES.values())
+
+
+def test_keys_of_the_section_itself_come_first():
+    assert load_recipe("digits/dappr", ["model.dropout=0.5"]).model.dropout == 0.5
+    with pytest.raises(UserError, match="unknown key 'model.rank'; valid:"):
+        load_recipe("quickstart", ["model.rank=0.5"])
