@@ -73,21 +73,26 @@ def run(cases: int, seed: int, kinds: Any = KINDS, keep: Path | None = None) -> 
     counts: Counter[tuple[str, str]] = Counter()
     failures: list[str] = []
     start = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        stage = prepare(Path(folder))
-        for number in range(cases):
-            kind = kinds[number % len(kinds)]
-            outcome, detail = one_case(stage, kind, seed + number, keep)
-            counts[kind, outcome] += 1
-            if outcome not in ("accepted", "refused"):
-                failures.append(f"{kind}, seed {seed + number}: {outcome}: {detail}")
-                print(failures[-1], flush=True)
-            if sys.stderr.isatty() and number % 20 == 0:
-                print(f"\r{number}/{cases}, {len(failures)} failed", end="", file=sys.stderr, flush=True)
+    done = 0
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            stage = prepare(Path(folder))
+            for number in range(cases):
+                kind = kinds[number % len(kinds)]
+                outcome, detail = one_case(stage, kind, seed + number, keep)
+                counts[kind, outcome] += 1
+                done += 1
+                if outcome not in ("accepted", "refused"):
+                    failures.append(f"{kind}, seed {seed + number}: {outcome}: {detail}")
+                    print(failures[-1], flush=True)
+                if sys.stderr.isatty() and number % 20 == 0:
+                    print(f"\r{number}/{cases}, {len(failures)} failed", end="", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        print(f"Interrupted; --seed {seed + done} goes on from here.", flush=True)
     for kind in kinds:
         found = {outcome: n for (of, outcome), n in sorted(counts.items()) if of == kind}
         print(f"{kind}: {sum(found.values())} cases, " + ", ".join(f"{n} {outcome}" for outcome, n in found.items()))
-    print(f"{cases} cases from seed {seed}, {len(failures)} failed, {time.monotonic() - start:.0f} s")
+    print(f"{done} cases from seed {seed}, {len(failures)} failed, {time.monotonic() - start:.0f} s")
     return failures
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UserError
+from ..core.files import read_json
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,11 +30,40 @@ class _Checkpoint:
     ) -> nn.Module:
         from .pipeline import UncertaintyPipeline
 
-        # transformers has already resolved the config of the base model, which names its location.
-        base = getattr(config, "_name_or_path", None) or None
+        base = getattr(config, "_name_or_path", None)
+        # What transformers found in the adapter's own files; the checkpoint says it too, and the commit with it.
+        if not base or base in (name, _named_base(name)):
+            base = None
         pipe = UncertaintyPipeline.from_pretrained(name, base, revision, dtype=dtype, device=kwargs.get("device"))
         pipe.run.model.uncertainty_pipeline = pipe  # type: ignore[assignment] # found again in `__call__`
         return pipe.run.model
+
+
+def _named_base(name: str) -> str | None:
+    """The base model that the adapter of a local folder names."""
+    path = Path(name, "adapter_config.json")
+    return read_json(path).get("base_model_name_or_path") if path.is_file() else None
+
+
+def _keep_off_the_hub() -> None:
+    """
+    Let `transformers.pipeline` load no config for our task.
+
+    Before it asks for a task's class, it loads the config of the base model that an adapter names: from the Hub, where
+    the bundled model's original lies, though this task has no use for it. Other tasks get what they always get.
+    """
+    from transformers import AutoConfig, PretrainedConfig, pipelines
+
+    class TaskConfig(AutoConfig):
+        """`AutoConfig`, but for our task."""
+
+        @classmethod
+        def from_pretrained(cls, name: Any, *args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("_from_pipeline") == TASK:
+                return PretrainedConfig(name_or_path=str(name))
+            return AutoConfig.from_pretrained(name, *args, **kwargs)
+
+    pipelines.AutoConfig = TaskConfig  # type: ignore[misc]
 
 
 def _pipeline_class() -> type[Pipeline]:
@@ -92,5 +123,6 @@ def register_pipeline() -> str:
     from transformers.pipelines import PIPELINE_REGISTRY
 
     if TASK not in PIPELINE_REGISTRY.supported_tasks:
+        _keep_off_the_hub()
         PIPELINE_REGISTRY.register_pipeline(TASK, _pipeline_class(), pt_model=(_Checkpoint,), type="text")
     return TASK

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import shutil
+import socket
 
 import numpy as np
 import pandas as pd
@@ -18,8 +20,6 @@ from dappr_llm.evaluation.prediction_table import PredictionTable
 @pytest.fixture(scope="module")
 def calibrated(trained, tmp_path_factory):
     """The run with a decision rule."""
-    import shutil
-
     folder = shutil.copytree(trained / "run", tmp_path_factory.mktemp("calibrated") / "run")
     wishes = ["--max-risk", "0.9", "--alpha", "0.2"]
     assert main(["calibrate", str(folder), "--task", str(trained / "validation.jsonl"), *wishes]) == 0
@@ -192,6 +192,35 @@ def test_as_a_transformers_pipeline(calibrated, pipe):
     assert np.allclose([a["probs"] for a in found], [a.probs for a in ours], atol=1e-4)
     single = theirs(rows[0]["question"], choices=rows[0]["choices"])
     assert single["answer"] == ours[0].answer and single["abstain"] == ours[0].abstain
+
+
+def test_a_transformers_pipeline_of_a_local_folder_needs_no_hub(calibrated, pipe, tmp_path, monkeypatch):
+    """An adapter on the bundled model names the original on the Hub, for others; its base is here all the same."""
+    import transformers
+
+    from dappr_llm import register_pipeline
+
+    folder = tmp_path / "run"
+    shutil.copytree(calibrated, folder)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    config["base_model_name_or_path"] = "owner/not-in-the-cache"
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    (folder / "manifest.json").unlink()  # it holds the checksum of what was changed
+    monkeypatch.setattr(socket.socket, "connect", lambda *args: pytest.fail("asked the network"))
+    found = transformers.pipeline(register_pipeline(), model=str(folder))("Which one ?", choices=["plum", "saw"])
+    assert found["probs"] == pytest.approx(pipe("Which one ?", choices=["plum", "saw"]).probs, abs=1e-5)
+
+
+def test_other_tasks_of_transformers_load_their_configs_as_ever(model_folder):
+    from transformers import AutoConfig, pipelines
+
+    from dappr_llm import register_pipeline
+
+    register_pipeline()
+    for task in (None, "text-generation"):
+        found = pipelines.AutoConfig.from_pretrained(str(model_folder), _from_pipeline=task)
+        assert found.to_dict() == AutoConfig.from_pretrained(str(model_folder)).to_dict()
+    assert issubclass(pipelines.AutoConfig, AutoConfig)
 
 
 def test_a_4bit_base_answers(calibrated):

@@ -8,6 +8,7 @@ from pathlib import Path
 SCRIPTS = Path(__file__).resolve().parent.parent.parent / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
+import fuzz  # noqa: E402
 import fuzz_mutations  # noqa: E402
 
 
@@ -19,6 +20,24 @@ def test_damaged_inputs_end_in_one_sentence():
     assert lines[-1].startswith("45 cases from seed 7, 0 failed")
     assert [line.split(":")[0] for line in lines[-4:-1]] == ["recipes", "arguments", "checkpoints"]
     assert all("refused" in line for line in lines[-4:-1])  # the damage was noticed
+
+
+def test_an_interrupted_run_still_sums_up(monkeypatch, capsys):
+    outcomes = iter([("refused", ""), ("traceback", "bad"), KeyboardInterrupt()])
+
+    def one_case(*args):
+        found = next(outcomes)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    monkeypatch.setattr(fuzz, "_warm_up", lambda: None)
+    monkeypatch.setattr(fuzz, "prepare", lambda folder: folder)
+    monkeypatch.setattr(fuzz, "one_case", one_case)
+    assert len(fuzz.run(100, 7)) == 1
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert "Interrupted; --seed 9 goes on from here." in lines
+    assert lines[-1].startswith("2 cases from seed 7, 1 failed") and "recipes: 1 cases, 1 refused" in lines
 
 
 def test_a_case_is_made_from_its_seed_alone():
