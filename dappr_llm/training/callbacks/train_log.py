@@ -56,4 +56,4 @@ class TrainLog(TrainerCallback):
 
 def _line(entry: Mapping[str, Any]) -> str:
     values = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in entry.items()}
-    return json.dumps(values, default=str) + "\n"
+    return json.dumps(values, default=str, allow_nan=False) + "\n"
