@@ -84,7 +84,7 @@ def test_a_full_disk_of_one_process_stops_all(both):
     found = both[0]["full_disk"]
     assert "No space left on device" in found["messages"][0] and "checkpoint-1 is whole" in found["messages"][0]
     assert "another process could not write" in found["messages"][1]
-    assert found["kept"] == ["checkpoint-1"]
+    assert found["kept"] == ["checkpoint-1", "train_log.jsonl"]
 
 
 def test_fsdp2_reads_and_trains_as_one_process_does(both):
