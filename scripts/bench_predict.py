@@ -67,7 +67,7 @@ class Bench:
         found = []
         for each in self.sets:
             width = max(4, each.meta["task_num_choices"])
-            ids = self.backend.token_ids(width)
+            ids = self.backend.readout.token_ids(width)
             parts = []
             for start in range(0, len(each.rows), 16):
                 rows = each.rows[start : start + 16]

@@ -80,7 +80,7 @@ class Bench:
         from dappr_llm.core.outputs import Outputs
         from dappr_llm.methods import Progress
 
-        ids = self.backend.token_ids(self.backend.num_choices or 4)
+        ids = self.backend.readout.token_ids(self.backend.num_choices or 4)
         texts = [self.backend.prompt.render(row["question"], row["options"]) for row in batch[1]]
         labels = torch.tensor([row["label"] for row in batch[1]], device=benchlib.device())
         inputs = self.tokenizer(texts, padding=True, return_tensors="pt").to(benchlib.device())

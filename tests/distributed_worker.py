@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 from peft import LoraConfig
-from tiny import build_model, build_tokenizer, make_rows
+from tiny import build_classifier, build_model, build_tokenizer, make_rows, make_texts
 from transformers import TrainerCallback
 
 from dappr_llm import DAPPrConfig, DAPPrTrainer, UserError
@@ -25,20 +25,21 @@ def lora():
     return LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "lm_head"], task_type="CAUSAL_LM")
 
 
-def build(folder, world, method=METHOD, **changes):
+def build(folder, world, method=METHOD, head=False, **changes):
     values = {
         "per_device_train_batch_size": 16 // world, "per_device_eval_batch_size": 4, "num_train_epochs": 2,
         "learning_rate": 1e-2, "lr_scheduler_type": "constant", "logging_steps": 1, "save_strategy": "no",
         "report_to": "none", "disable_tqdm": True, "seed": 0,
     }  # fmt: skip
     args = DAPPrConfig(str(folder), **(values | changes))
+    make = make_texts if head else make_rows
     return DAPPrTrainer(
-        build_model(),
+        build_classifier() if head else build_model(),
         args,
-        make_rows(ROWS),
-        make_rows(9, start=60),
+        make(ROWS),
+        make(9, start=60),
         processing_class=build_tokenizer(),
-        peft_config=lora(),
+        peft_config=LoraConfig(r=4, target_modules="all-linear", task_type="SEQ_CLS") if head else lora(),
         method=method,
     )
 
@@ -48,7 +49,8 @@ def trained_weights(trainer):
 
 
 def table_of(trainer):
-    table = trainer.predict_table(make_rows(TEST, start=40), "mine", "test")
+    make = make_rows if trainer.backend.readout.labels is None else make_texts
+    table = trainer.predict_table(make(TEST, start=40), "mine", "test")
     return {"ids": table.ids.tolist(), "labels": table.labels.tolist(), "alpha": table.alpha.tolist()}
 
 
@@ -143,16 +145,16 @@ def full_disk(folder, world):
     return {"messages": gathered(message, world), "kept": sorted(p.name for p in Path(folder).iterdir())}
 
 
-def fsdp2(folder, world):
+def fsdp2(folder, world, head=False):
     """A model sharded by accelerate's own FSDP2 code, read, trained one step and gathered."""
     from accelerate.utils import FullyShardedDataParallelPlugin
     from accelerate.utils.fsdp_utils import fsdp2_prepare_model
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
-    trainer = build(folder, world)
+    trainer = build(folder, world, head=head)
     model, backend = trainer.model.train(), trainer.backend
-    rows = list(backend.prepare(make_rows(8)))
+    rows = list(backend.prepare((make_texts if head else make_rows)(8)))
     own = rows if world == 1 else rows[dist.get_rank() :: world]
     units = []
     if world > 1:
@@ -200,10 +202,23 @@ def everything(folder, world):
             num_train_epochs=1,
         ),
         "checkpointed": trajectory(folder / "checkpointed", world, gradient_checkpointing=True, num_train_epochs=1),
+        "head": trajectory(folder / "head", world, head=True, head_init="random"),
+        "probe": trajectory(folder / "probe", world, head=True, head_init="probe", num_train_epochs=1),
+        "weighted": trajectory(
+            folder / "weighted",
+            world,
+            head=True,
+            class_weights={"label 0": 3.0, "label 1": 0.25},
+            label_smoothing_factor=0.1,
+            gradient_accumulation_steps=2,
+            per_device_train_batch_size=8 // world,
+            num_train_epochs=1,
+        ),
         "noise": noise(folder / "noise", world),
         "skipping": skipping(folder / "skipping", world),
         "full_disk": full_disk(folder / "full_disk", world),
         "fsdp2": fsdp2(folder / "fsdp2", world),
+        "fsdp2 head": fsdp2(folder / "fsdp2_head", world, head=True),
     }
 
 

@@ -125,3 +125,29 @@ def write_recipe(folder, base, splits, ood, **train):
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(values))
     return path
+
+
+def make_texts(count=12, start=0, labels=3):
+    """Rows of text classification: `text` and `label`; the label can be read off the text."""
+    things = ["plum", "fig", "pear", "hammer", "saw", "drill", "red", "blue", "green", "sky", "grass", "story"]
+    rows = []
+    for i in range(start, start + count):
+        label = i % labels
+        words = [things[label % len(things)], things[label // len(things) % len(things)]]
+        rows.append({"text": f"Which {' '.join(words)} is" + " very long story" * (i % 4), "label": f"label {label}"})
+    return rows
+
+
+def label_names(count):
+    return tuple(f"label {i}" for i in range(count))
+
+
+def build_classifier(labels=3, seed=0, outputs=None, **changes):
+    """The tiny causal LM as a sequence classifier."""
+    import torch
+    from transformers import MistralForSequenceClassification
+
+    config = build_model(seed, **changes).config
+    config.num_labels = outputs or labels
+    torch.manual_seed(seed)
+    return MistralForSequenceClassification(config)

@@ -75,14 +75,18 @@ class Backend(ABC):
             Tokens of a prompt at the most; `None` where inputs have no length.
         has_head (`bool`):
             Whether the model runs a head of the method's own inside its forward pass.
+        has_new_head (`bool`):
+            Whether the layer that [`score_layer`] names is new and random.
         processing_class:
             What `transformers.Trainer` calls so: the tokenizer; `None` for images.
+        class_names (`Sequence[str]`, *optional*):
+            Names of fixed labels; `None` where rows bring options of their own.
         ask_help (`str`):
             How `dappr ask` explains what to type.
     """
 
     modality: ClassVar[str]
-    ask_help: ClassVar[str]
+    ask_help: str
     method: Method
     num_choices: int | None
     evidence_offset: float
@@ -91,7 +95,9 @@ class Backend(ABC):
     data_revisions: Mapping[str, str] = MappingProxyType({})
     max_length: int | None = None
     has_head: bool = False
+    has_new_head: bool = False
     processing_class: Any = None
+    class_names: Sequence[str] | None = None
 
     # --- the model ------------------------------------------------------------------------------------------------
 
@@ -204,6 +210,10 @@ class Backend(ABC):
 
     def save_processor(self, folder: str | Path) -> None:  # noqa: B027 - optional
         """Write the tokenizer beside the weights, where there is one."""
+
+    def score_layer(self, model: nn.Module) -> nn.Linear | None:
+        """The trainable layer that turns features into logits, where training may choose its start; else `None`."""
+        return None
 
     @property
     def table_facts(self) -> Mapping[str, Any]:

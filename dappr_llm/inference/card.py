@@ -25,6 +25,7 @@ from ..evaluation.reporting.markdown import markdown_table
 from ..evaluation.reporting.text_tables import render_markdown
 from ..evaluation.results import Intervals, ResultsFile
 from ..evaluation.runs import load_run
+from .card_parts import facts, intro, shown_prompt, snippet, task_name
 from .modality import known_tasks, public_base
 
 if TYPE_CHECKING:
@@ -127,11 +128,11 @@ def _render(source: _Source, repo_id: str | None, license: str | None) -> str:
         template_path=str(TEMPLATE),
         short=repo_id is None,
         title=repo_id.split("/")[-1] if repo_id else title,
-        intro=_intro(config, source.base),
+        intro=intro(config, source.base),
         paper=PAPER,
-        snippet=_snippet(config, source.base, repo_id or "this folder or repository", source.rule),
-        facts=markdown_table(["", ""], _facts(source), "ll"),
-        prompt=_prompt(config) if repo_id else "",
+        snippet=snippet(config, source.base, repo_id or "this folder or repository", source.rule),
+        facts=markdown_table(["", ""], facts(source.config, source.base, source.recipe, source.content.meta), "ll"),
+        prompt=shown_prompt(config) if repo_id else "",
         decision=render_decision(source.rule) if source.rule else "",
         results=_results(content),
         intervals=_interval_table(portable_values(content.results), portable_values(content.intervals)),
@@ -140,6 +141,7 @@ def _render(source: _Source, repo_id: str | None, license: str | None) -> str:
         log=_log_table(source.log),
         num_choices=config["num_choices"],
         is_text=source.is_text,
+        labels=bool(config.get("labels")),
         sidecar=checkpoint.SIDECAR,
         versions=", ".join(f"{name} {version}" for name, version in config.get("versions", {}).items()),
     )
@@ -161,16 +163,24 @@ def _metadata(source: _Source, repo_id: str | None, license: str | None) -> Mode
     from huggingface_hub import ModelCardData
 
     config = source.config
-    used = dataset_ids([str(_task_name(source.recipe))]) if source.recipe else {}
+    used = dataset_ids([str(task_name(source.recipe))]) if source.recipe else {}
     return ModelCardData(
         base_model=source.base,
         library_name="peft" if source.is_text else "transformers",
         license=license,
         datasets=sorted({path for path, _ in used.values()}) or None,
-        pipeline_tag=_TASK_TYPES.get(config["modality"]),
+        pipeline_tag=_task_type(config),
         tags=[*TAGS, config["method"]["name"], *(["lora"] if source.is_text else [])],
         model_name=repo_id.split("/")[-1] if repo_id else None,
-        eval_results=eval_results(config["modality"], source.content) or None,
+        eval_results=eval_results(_task_type(config), source.content) or None,
+    )
+
+
+def _task_type(config: Mapping[str, Any]) -> str:
+    """What the Hub calls it."""
+    modality = config["modality"]
+    return (
+        "text-classification" if modality == "text" and config.get("labels") else _TASK_TYPES.get(modality, modality)
     )
 
 
@@ -186,7 +196,7 @@ def _hub_metric(key: str) -> Metric | None:
     return found[0] if place == "id" or found[0].detection or name == "accuracy" else None
 
 
-def eval_results(modality: str, content: ResultsFile) -> list[EvalResult]:
+def eval_results(task_type: str, content: ResultsFile) -> list[EvalResult]:
     """The metrics of a results file, unrounded, as `model-index` entries of the Hub."""
     from huggingface_hub import EvalResult
 
@@ -204,7 +214,7 @@ def eval_results(modality: str, content: ResultsFile) -> list[EvalResult]:
         interval = _interval(content.intervals, key, ".4g")
         found.append(
             EvalResult(
-                task_type=_TASK_TYPES.get(modality, modality),
+                task_type=task_type,
                 dataset_type=path,
                 dataset_name=task if is_id else f"{task} (out of distribution)",
                 dataset_config=settings,
@@ -266,78 +276,6 @@ def raw_recipe(folder: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or not isinstance(content.get("data", {}), dict):
         raise UserError(f"{path} is damaged: it must be a mapping of sections, and its data section too")
     return content
-
-
-def _task_name(recipe: dict[str, Any]) -> str | None:
-    """Name or path of the training task, from the raw values of a recipe."""
-    task = (recipe.get("data") or {}).get("train")
-    return task.get("name") or task.get("path") if isinstance(task, dict) else task
-
-
-def _intro(config: Mapping[str, Any], base: str | None) -> str:
-    what = (
-        f"of [{base}](https://huggingface.co/{base})" if base else "of a base model that was given as a local folder"
-    )
-    if config["modality"] != "text":
-        start = f", from the weights of [{base}](https://huggingface.co/{base})" if base else ", trained from scratch"
-        return f"An image classifier (`{portable(config['backbone'])}`) with {config['num_choices']} classes{start}."
-    return f"A LoRA adapter {what} for multiple-choice questions with up to {config['num_choices']} options."
-
-
-def _facts(source: _Source) -> list[tuple[str, str]]:
-    config, base, recipe, meta = source.config, source.base, source.recipe, source.content.meta
-    options = {k: v for k, v in config["method"]["options"].items() if k != "reg_weight"}
-    is_text = source.is_text
-    start = f"`{base}`" if base else "a local folder" if is_text else f"`{portable(config['backbone'])}`, from scratch"
-    facts = [("base model", start), ("method", f"`{config['method']['name']}`")]
-    weight = config["method"]["options"].get("reg_weight")
-    if weight is not None:
-        facts.append(("λ (`reg_weight`)", f"{weight:g}"))
-    facts.append(("further options", portable(", ".join(f"`{k}` {v}" for k, v in options.items())) or "none"))
-    if recipe:
-        split = recipe.get("data", {}).get("train_split")
-        facts.append(("training data", f"{portable(str(_task_name(recipe)))}, {split} split"))
-    if is_text:
-        facts.append(("K, answer letters", f"{config['num_choices']} ({', '.join(config.get('letters', []))})"))
-    else:
-        names, size = config["class_names"], config["transform"]["size"]
-        facts.append(("K, classes", f"{len(names)} ({', '.join(names[:20])}{', …' if len(names) > 20 else ''})"))
-        facts.append(("images", f"{size} x {size} pixels, {config['transform']['channels']} channels"))
-    if config.get("evidence_offset"):
-        facts.append(("evidence offset", f"{config['evidence_offset']:g}"))
-    if meta.get("seed") is not None:
-        facts.append(("seed", str(meta["seed"])))
-    return facts
-
-
-def _prompt(config: Mapping[str, Any]) -> str:
-    prompt = config.get("prompt")
-    if not prompt:
-        return ""
-    lines = [prompt["choice"].format(letter=letter, text="…") for letter in config["letters"]]
-    return prompt["template"].format(instruction=prompt["instruction"], question="…", choices="\n".join(lines))
-
-
-def _snippet(config: Mapping[str, Any], base: str | None, repo_id: str, rule: Decision | None) -> str:
-    if config["modality"] != "text":
-        shown = "out.answer, out.probs, out.aleatoric, out.epistemic" + (", out.abstain" if rule else "")
-        return (
-            "from dappr_llm import UncertaintyPipeline\n\n"
-            f'pipe = UncertaintyPipeline.from_pretrained("{repo_id}")\n'
-            f'out = pipe("image.png")\nprint({shown})'
-        )
-    place = f'"{repo_id}"' + ("" if base else ', base_model="folder of the base model"')
-    choices = ["hammer", "plum", "violin", "sock"][: max(2, min(4, config["num_choices"]))]
-    text = ", ".join(f'"{choice}"' for choice in choices)
-    shown = "out.answer, out.probs, out.aleatoric, out.epistemic" + (
-        ", out.prediction_set, out.abstain" if rule else ""
-    )
-    return (
-        "from dappr_llm import UncertaintyPipeline\n\n"
-        f"pipe = UncertaintyPipeline.from_pretrained({place})\n"
-        f'out = pipe("Which of these is a fruit?", choices=[{text}])\n'
-        f"print({shown})"
-    )
 
 
 def render_decision(rule: Decision) -> str:

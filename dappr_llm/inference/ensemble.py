@@ -31,7 +31,7 @@ from .table_predictor import PredictionSettings, TablePredictor
 # Members that differ in one of these read other questions, or other letters.
 _SHARED = (
     *("modality", "base_model", "base_revision", "num_choices", "prompt", "max_length"),
-    *("letter_token_ids", "extra_token_ids"),
+    *("readout", "labels", "truncation", "letter_token_ids", "answer_token_ids", "extra_token_ids"),
 )
 
 
@@ -98,7 +98,7 @@ class AdapterEnsemble:
         run.model.eval()
         return cls(run, [_member(adapter, config) for adapter, (_, config) in zip(names, loaded, strict=True)])
 
-    def predict(self, question: str | list[str], choices: list[Any]) -> Prediction:
+    def predict(self, question: str | list[str], choices: list[Any] | None = None) -> Prediction:
         """Probabilities and uncertainties of the ensemble; the arguments are those of `Run.predict`."""
         rows, width = self.run.encoded(question, choices)
         found = self.predict_together(rows, width) or self.predict_in_turn(rows, width)

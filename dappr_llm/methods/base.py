@@ -99,7 +99,8 @@ class Method:
     `needs` names what a method requires beyond logits: `features` and `input_grad` (see [`Outputs`]),
     `auxiliary_rows` (unlabelled rows with label -1 in training batches), `spectral_norm` (of the model's layers),
     `fit_before` and `fit_after` (calls of `fit_head`), `after_step` (calls of `after_step`). `schema` states the
-    types and ranges of the options, which are checked when a method is built.
+    types and ranges of the options, which are checked when a method is built. `soft_labels`: whether the loss means
+    something for labels that are shared between classes.
 
     Args:
         passes (`int`, *optional*, defaults to 1):
@@ -108,6 +109,7 @@ class Method:
 
     passes: int = 1
     needs: ClassVar[frozenset[str]] = frozenset()
+    soft_labels: ClassVar[bool] = True
     schema: ClassVar[Any] = method_options.CrossEntropyOptions
 
     def __post_init__(self) -> None:

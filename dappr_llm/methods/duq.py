@@ -95,6 +95,7 @@ class DUQ(Method):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"features", "input_grad", "after_step"})
+    soft_labels: ClassVar[bool] = False  # centroids are means of the rows of one class
     schema: ClassVar[Any] = DUQOptions
     length_scale: float = 0.1
     penalty_weight: float = 0.75

@@ -130,28 +130,31 @@ def _is_named(name: str, config: Mapping[str, Any]) -> bool:
 # --- the sidecar ----------------------------------------------------------------------------------------------------
 
 
-def compare_letters(sidecar: Path, config: Mapping[str, Any], own: list[int]) -> None:
+def compare_ids(sidecar: Path, config: Mapping[str, Any], key: str, own: list[int]) -> None:
     """
-    Refuse a checkpoint whose tokenizer reads the answer letters as other tokens than those that were trained.
+    Refuse a checkpoint whose tokenizer reads the answers as other tokens than those that were trained.
 
     Args:
         sidecar (`Path`):
             Where the sidecar is, for messages.
         config (`Mapping`):
             Its content.
+        key (`str`):
+            Where it keeps the token ids.
         own (`list[int]`):
-            The letters' token ids by the checkpoint's tokenizer.
+            The answers' token ids by the checkpoint's tokenizer.
     """
-    for key, found in (("letters", list(LETTERS[: len(own)])), ("letter_token_ids", own)):
-        if config.get(key) is not None and config[key] != found:
+    letters = {"letters": list(LETTERS[: len(own)])} if key == "letter_token_ids" else {}
+    for name, found in {**letters, key: own}.items():
+        if config.get(name) is not None and config[name] != found:
             raise UserError(
-                f"{sidecar}: {key} is {str(config[key])[:80]}, but its tokenizer reads the answer letters as "
+                f"{sidecar}: {name} is {str(config[name])[:80]}, but its tokenizer reads the answer letters as "
                 f"{str(found)[:80]}; sidecar or tokenizer was changed: fetch the checkpoint again"
             )
 
 
 def compare_extra(sidecar: Path, config: Mapping[str, Any], own: list[list[int]]) -> list[list[int]]:
-    """As [`compare_letters`], for the vocabulary rows of a method's further outputs; returns them."""
+    """As [`compare_ids`], for the vocabulary rows of a method's further outputs; returns them."""
     stored = config.get("extra_token_ids")
     if stored is not None and stored != own:
         raise UserError(

@@ -1,7 +1,7 @@
 """
-Multiple-choice questions on a causal LM: what trainer, predictor and pipeline need to know about text.
+Questions and texts on a language model: what trainer, predictor and pipeline need to know about text.
 
-The trained object stays a native `PeftModel`; this class holds only what surrounds it.
+The trained object stays a native `PeftModel` or `PreTrainedModel`; this class holds only what surrounds it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from ..core.errors import UserError
 from ..core.outputs import Outputs
 from ..methods import Method, name_of, served_by
 from . import asking, lm
-from .adapter_files import base_revision, check_adapter, compare_extra, compare_letters
 from .data.columns import guess
-from .data.items import LETTERS, Columns, ItemParser, MCQItem
+from .data.items import Columns, ItemParser, MCQItem
 from .data.streams import most_options, prepare_stream
-from .forward_call import ForwardCall
+from .loading import load_trained
 from .model_reader import ModelReader
 from .packing.layers import keep_differentiable
 from .packing.mixed_adapters import can_mix, fits, read_members
-from .prompt import Prompt, choice_token_ids, prepare_rows, tokenize_items
+from .prompt import LabelPrompt, Prompt
+from .readouts.base import Readout
 from .readouts.letters import LetterReadout
+from .tokenising import prepare_rows, tokenize_items
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,20 +46,22 @@ def check_method(method: Method) -> None:
     unserved = method.needs - _SERVED
     if unserved:
         raise UserError(
-            f"Method {name_of(method)!r} needs {', '.join(sorted(unserved))}, which text models do not offer; on text "
-            f"use one of: {', '.join(served_by(_SERVED))}"
+            f"Method {name_of(method)!r} needs {', '.join(sorted(unserved))}, which text models do not offer: it is "
+            "made for class-conditional features, distances or densities of classes in a space that an image "
+            "classifier learns for them alone, while a language model's hidden state serves its whole vocabulary and "
+            f"is only adapted; on text use one of: {', '.join(served_by(_SERVED))}"
         )
 
 
 class TextBackend(Backend):
     """
-    Reads the answer letters of multiple-choice prompts.
+    Reads K logits of a prompt, by way of a readout.
 
     Args:
         model (`nn.Module`):
-            A causal LM or `PeftModel`; its output embeddings get the readout hook.
+            A causal LM, a sequence classifier, or a `PeftModel` around one.
         tokenizer (`PreTrainedTokenizerBase`):
-            Its tokenizer, left-padding.
+            Its tokenizer; left-padding for causal models.
         method (`Method`):
             The method, asked how many outputs it reads per choice.
         num_choices (`int`, *optional*):
@@ -76,10 +79,13 @@ class TextBackend(Backend):
             Compute batches without padding, where the model allows it.
         share_prefix (`bool`, *optional*, defaults to `True`):
             In packed batches, compute common prefixes once.
+        readout (`Readout`, *optional*):
+            How the logits are read; by default from answer letters.
+        truncation (`str`, *optional*):
+            Which words a text that is too long loses; by default the readout's own choice.
     """
 
     modality = "text"
-    labels: tuple[str, ...] | None = None  # the options of every row, where the task has fixed labels
 
     def __init__(
         self,
@@ -94,26 +100,38 @@ class TextBackend(Backend):
         extra_token_ids: Sequence[Sequence[int]] | None = None,
         packing: bool = True,
         share_prefix: bool = True,
+        readout: Readout | None = None,
+        truncation: str | None = None,
     ):
         check_method(method)
         if getattr(model, "is_loaded_in_4bit", False):
             keep_differentiable(model)
-        if tokenizer.padding_side != "left":
+        if readout is None and tokenizer.padding_side != "left":
             raise UserError("The tokenizer must pad on the left: tokenizer.padding_side = 'left'")
         self.processing_class = self.tokenizer = tokenizer
         self.method = method
-        self.num_choices = num_choices
-        self.prompt = prompt or Prompt()
+        labels = None if readout is None else readout.labels
+        self.labels: tuple[str, ...] | None = labels  # of every row; also set where fixed labels are read by letters
+        self.class_names, self.num_choices = labels, num_choices if labels is None else len(labels)
+        self.prompt = (prompt or (Prompt() if labels is None else LabelPrompt())).settled(tokenizer)
         context = getattr(getattr(model, "config", None), "max_position_embeddings", None)
         self.max_length: int = min(max_length, context) if context else max_length
         self.evidence_offset = evidence_offset
         self.base_model = base_model
         self.base_revision, self.precision = lm.resolved_revision(model), lm.precision(model)
-        self._extra = [list(block) for block in extra_token_ids or ()]
-        self._rows: dict[tuple[int, int], list[int]] = {}  # vocabulary rows by width and outputs, looked up once
-        self._index: dict[tuple[int, int, torch.device], Tensor] = {}
-        self.readout = LetterReadout(model)
-        self.reader = ModelReader(model, tokenizer.pad_token_id or 0, self.token_ids(2), packing, share_prefix)
+        self.readout: Readout = readout or LetterReadout(
+            model, tokenizer, self.prompt.ending, self.prompt.spaces, extra_token_ids
+        )
+        self.truncation = truncation or self.readout.truncation
+        self.reader = ModelReader(
+            model,
+            tokenizer.pad_token_id or 0,
+            self.readout.check_tokens(),
+            lambda device: self.readout.call(method, 2, device, None),
+            self.readout.causal,
+            packing,
+            share_prefix,
+        )
 
     @classmethod
     def from_pretrained(
@@ -143,21 +161,7 @@ class TextBackend(Backend):
             device (`str` or `torch.device`, *optional*):
                 Where to put the model; by default the GPU if there is one.
         """
-        is_adapter = (Path(folder) / "adapter_config.json").is_file()
-        base = base_model or config.get("base_model")
-        if base is None and is_adapter:
-            raise UserError(f"{folder} does not name its base model; pass base_model (--base)")
-        sidecar = Path(folder) / checkpoint.SIDECAR
-        tokenizer, prompt = lm.load_tokenizer(folder), Prompt(**config["prompt"])
-        # All that is small is checked before gigabytes are loaded.
-        compare_letters(sidecar, config, choice_token_ids(tokenizer, config["num_choices"], prompt.ending))
-        if is_adapter and base:
-            check_adapter(folder, values=False)
-            revision = base_revision(sidecar, config, base_model)
-            model: Any = lm.load_lm(base, dtype, quantization, revision=revision)
-            model = lm.load_adapter(model, folder, base_name=base)
-        else:
-            model = lm.load_lm(folder, dtype, quantization)
+        model, tokenizer, prompt, readout = load_trained(folder, config, method, base_model, dtype, quantization)
         if quantization is None:
             model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         backend = cls(
@@ -169,54 +173,12 @@ class TextBackend(Backend):
             max_length=config["max_length"],
             evidence_offset=config["evidence_offset"],
             base_model=config.get("base_model"),
+            readout=readout,
+            truncation=config.get("truncation"),
         )
         backend.labels = tuple(config.get("labels") or ()) or None
-        # Kept from here on: reading more choices than were trained must not move a row.
-        backend._extra = compare_extra(sidecar, config, backend._extra_blocks(config["num_choices"]))
+        backend.readout.check_saved(Path(folder) / checkpoint.SIDECAR, config, method)
         return model, backend
-
-    # --- vocabulary rows ------------------------------------------------------------------------------------------
-
-    def token_ids(self, width: int) -> list[int]:
-        """The vocabulary ids of the first `width` answer letters."""
-        return choice_token_ids(self.tokenizer, width, self.prompt.ending)
-
-    def _vocabulary_rows(self, width: int) -> list[int]:
-        """Vocabulary rows to read: the letters, then each further block of the method's outputs."""
-        key = (width, self.method.num_outputs(width))
-        if key not in self._rows:
-            self._rows[key] = self.token_ids(width) + [row for block in self._extra_blocks(width) for row in block]
-        return self._rows[key]
-
-    def _extra_rows(self, block: int, blocks: int, width: int) -> list[int]:
-        """
-        One row per choice, from the end of the vocabulary; blocks take turns.
-
-        Reading more choices adds rows and moves none: the last K rows, as others read them, would shift every choice
-        by one between K = 4 and K = 5.
-        """
-        rows = list(self._extra[block][:width]) if block < len(self._extra) else []
-        taken = {*self.token_ids(width), *rows}
-        candidate = self.readout.vocab_size - 1 - block
-        while len(rows) < width:
-            if candidate < 0:
-                raise UserError(f"The vocabulary has no room for {blocks + 1} outputs per choice")
-            if candidate not in taken:
-                rows.append(candidate)
-                taken.add(candidate)
-            candidate -= blocks
-        return rows
-
-    def _extra_blocks(self, width: int) -> list[list[int]]:
-        blocks = self.method.num_outputs(width) // width - 1
-        return [self._extra_rows(block, blocks, width) for block in range(blocks)]
-
-    def _token_index(self, width: int, device: torch.device) -> Tensor:
-        """The vocabulary rows as a tensor, copied to the device once and not at every step."""
-        key = (width, self.method.num_outputs(width), device)
-        if key not in self._index:
-            self._index[key] = torch.tensor(self._vocabulary_rows(width), device=device)
-        return self._index[key]
 
     # --- the model ------------------------------------------------------------------------------------------------
 
@@ -234,9 +196,10 @@ class TextBackend(Backend):
         Besides the arguments of [`Backend.read`]: `adapters`, an adapter name per row (a padded batch is needed).
         """
         width = width or self.num_choices or 2
-        call = ForwardCall(self._token_index(width, inputs["input_ids"].device), adapters)
+        call = self.readout.call(self.method, width, inputs["input_ids"].device, adapters)
         logits = self.reader.read(model, inputs, call)
         features = call.hidden if hidden_states else None
+        logits = self.readout.select(logits, width)
         if self.evidence_offset:
             answers, rest = logits.split([width, logits.shape[-1] - width], dim=-1)
             logits = torch.cat([answers + self.evidence_offset, rest], dim=-1)
@@ -270,11 +233,21 @@ class TextBackend(Backend):
             name (`str`, *optional*, defaults to `"dataset"`):
                 How error messages call it.
         """
-        how = {"tokenizer": self.tokenizer, "prompt": self.prompt, "max_length": self.max_length}
+        how = {**self._tokenising, "labels": self.readout.labels}
         dataset = as_rows(dataset)
         if is_stream(dataset):
             return prepare_stream(dataset, name, lambda: self.num_choices, **how)
         return prepare_rows(dataset, self.num_choices, labelled, name, **how)
+
+    @property
+    def _tokenising(self) -> dict[str, Any]:
+        """What [`tokenize_items`] is told besides the rows."""
+        return {
+            "tokenizer": self.tokenizer,
+            "prompt": self.prompt,
+            "max_length": self.max_length,
+            "truncation": self.truncation,
+        }
 
     def row_keys(self, prepared: Any) -> list[bytes]:
         return [np.asarray(ids, dtype=">u4").tobytes() for ids in prepared["input_ids"]]
@@ -285,6 +258,8 @@ class TextBackend(Backend):
             return question
         if not isinstance(question, str):
             return None
+        if self.readout.labels is not None and choices is not None:
+            raise UserError("This model has fixed labels: leave choices out, or train one that reads options")
         if choices is None and self.labels is not None:
             return {"question": question, "choices": list(self.labels)}
         if choices is None:
@@ -310,9 +285,21 @@ class TextBackend(Backend):
         found = []
         for number, row in enumerate(rows, start):
             row = (self.as_row(row) if isinstance(row, str) else None) or row
-            is_text = self.labels is not None and guess("choices", row) is None
+            choices = guess("choices", row)
+            if choices is not None and self.readout.labels is not None:
+                self._check_choices(row[choices], f"{name} {number}")
+            is_text = self.labels is not None and (choices is None or self.readout.labels is not None)
             found.append((fixed if is_text else own)(row, f"{name} {number}", str(number)))
         return found
+
+    def _check_choices(self, choices: Any, where: str) -> None:
+        """A row may repeat the fixed labels, as parsed items do, but not bring others."""
+        labels = list(self.readout.labels or ())
+        if isinstance(choices, Sequence) and [str(choice) for choice in choices] != labels:
+            raise UserError(
+                f"{where} has choices of its own, but this model was trained on {len(labels)} fixed "
+                "labels: leave the choices out, or train a model that reads options (model.readout: letters)"
+            )
 
     def encode(self, items: Sequence[MCQItem]) -> list[dict[str, Any]]:
         """Items → rows for `collate`, each with its `num_options`, its `length` and whether it was `truncated`."""
@@ -322,7 +309,7 @@ class TextBackend(Backend):
             "options": [item.options for item in items],
             "label": [item.label for item in items],
         }
-        encoded = tokenize_items(columns, self.tokenizer, self.prompt, self.max_length)
+        encoded = tokenize_items(columns, **self._tokenising)
         return [{key: values[i] for key, values in encoded.items()} for i in range(len(items))]
 
     def content_key(self, item: MCQItem) -> str:
@@ -330,12 +317,14 @@ class TextBackend(Backend):
         return json.dumps([item.question, list(item.options)], ensure_ascii=False, allow_nan=False)
 
     def option_names(self, item: MCQItem) -> list[str]:
-        """What the options of an item are called: their letters."""
-        return list(LETTERS[: len(item.options)])
+        """What the options of an item are called in answers."""
+        return self.readout.option_names(len(item.options))
 
     def check_options(self, prepared: Any, name: str) -> None:
         """Settle K if it is still open; refuse rows that offer more options than letters are trained."""
         # A stream's later rows are checked as they come.
+        if self.readout.labels is not None:
+            return
         counts = [most_options(prepared)] if is_stream(prepared) else list(prepared["num_options"])
         if self.num_choices is None:
             self.num_choices = max(counts)
@@ -349,7 +338,14 @@ class TextBackend(Backend):
     # --- checkpoints and speed ------------------------------------------------------------------------------------
 
     def save_processor(self, folder: str | Path) -> None:
-        self.tokenizer.save_pretrained(folder)
+        before, self.tokenizer.padding_side = self.tokenizer.padding_side, self.readout.padding_side
+        try:
+            self.tokenizer.save_pretrained(folder)
+        finally:
+            self.tokenizer.padding_side = before
+
+    def score_layer(self, model: nn.Module) -> nn.Linear | None:
+        return self.readout.score_layer(model)
 
     @property
     def packs(self) -> bool:
@@ -371,12 +367,11 @@ class TextBackend(Backend):
             "data_revisions": dict(self.data_revisions),
             "precision": self.precision,
             "num_choices": self.num_choices,
-            "letters": list(LETTERS[: self.num_choices]),
-            "letter_token_ids": self.token_ids(self.num_choices),
-            "extra_token_ids": self._extra_blocks(self.num_choices),
-            **({"labels": list(self.labels)} if self.labels else {}),
+            **self.readout.config(self.method, self.num_choices),
+            **({"labels": list(self.labels)} if self.labels and self.readout.labels is None else {}),
             "prompt": self.prompt.to_dict(),
             "max_length": self.max_length,
+            **({"truncation": self.truncation} if self.truncation != "start" else {}),
             "evidence_offset": self.evidence_offset,
         }
 

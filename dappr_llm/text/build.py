@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core import checkpoint
+from ..core.backend import is_stream
 from ..core.errors import UserError, explained
 from ..core.hub_revisions import model_commit
 from ..core.recipe import Recipe, check_keys
 from ..methods import Method
-from . import lm
+from . import classifier, lm
 from .adapter_files import check_adapter, read_config
 from .backend import TextBackend, check_method
 from .data import tasks
+from .data.items import LETTERS
 from .data.streams import most_options, stream_task
-from .data.tasks import MCQTask, get_task, inherit, load_task, task_of_run, with_naming
-from .prompt import Prompt, choice_token_ids
+from .data.tasks import (
+    MCQTask,
+    as_rows,
+    get_task,
+    inherit,
+    items_of,
+    labels_of,
+    load_task,
+    task_of_run,
+    with_naming,
+)
+from .prompt import LabelPrompt, Prompt, TokenPrompt, choice_token_ids
+from .readouts.answer_tokens import AnswerTokens, answer_prompt, choose_answers
+from .readouts.base import Readout
+from .readouts.head import HeadReadout
+from .readouts.tokens import TokenReadout
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -28,15 +44,18 @@ if TYPE_CHECKING:
 
     from ..training.config import DAPPrConfig
 
-_PEFT_DEFAULTS = {"task_type": "CAUSAL_LM"}
 
-
-def build_lora(recipe: Recipe) -> LoraConfig:
-    """The recipe's `lora` section as `peft.LoraConfig`."""
+def build_lora(recipe: Recipe, readout: str = "letters") -> LoraConfig | None:
+    """The recipe's `lora` section as `peft.LoraConfig`; `None` for full fine-tuning."""
     from peft import LoraConfig
 
+    if recipe.lora is None:
+        if readout != "head":
+            raise UserError(f"{recipe.name}: lora: null (full fine-tuning) is for model.readout: head")
+        return None
+    task_type = "SEQ_CLS" if readout == "head" else "CAUSAL_LM"
     with explained(f"{recipe.name}: the lora section is not valid"):
-        return LoraConfig(**{**_PEFT_DEFAULTS, **recipe.lora})
+        return LoraConfig(**{"task_type": task_type, **recipe.lora})
 
 
 def find_task(spec: str | Mapping[str, Any] | MCQTask, own: MCQTask | None = None) -> MCQTask:
@@ -106,26 +125,98 @@ def build_model(
     from transformers import set_seed
 
     check_method(method)
-    lora = build_lora(recipe)
-    section = recipe.model
+    section, labels = recipe.model, labels_of(train)
+    kind = choose_readout(section.readout, labels, recipe.name, section.answers is not None)
+    lora = build_lora(recipe, kind)
     adapter, sidecar = _starting_adapter(section.adapter) if section.adapter else ("", {})
     # Resolved once, so that tokenizer and weights are of one commit.
     revision = model_commit(lm.model_path(section.name), section.revision) or section.revision
     common: dict[str, Any] = {"revision": revision, "trust_remote_code": section.trust_remote_code}
     tokenizer = lm.load_tokenizer(section.name, **common)
-    widest = args.num_choices or (most_options(train) if recipe.data.streaming else tasks.most_options(train))
-    choice_token_ids(tokenizer, widest, build_prompt(args).ending)  # letters must be there before gigabytes are loaded
-    if section.attn_implementation:
-        common["attn_implementation"] = section.attn_implementation
-    model: Any = lm.load_lm(section.name, section.dtype, section.quantization, **common)
-    if adapter:
-        model = lm.load_adapter(model, adapter, trainable=True, base_name=section.name, lora=recipe.lora)
+    attention: dict[str, Any] = (
+        {"attn_implementation": section.attn_implementation} if section.attn_implementation else {}
+    )
+    readout: Readout | None = None
+    answers = prompt = None
+    if kind == "head":
+        assert labels is not None
+        shape = classifier.load_classifier_config(section.name, labels, method, tokenizer, **common)
+        set_seed(args.seed)  # the head starts at random, as the adapter does
+        model: Any = classifier.load_classifier(
+            section.name, shape, section.dtype, section.quantization, **common, **attention
+        )
     else:
+        answers, prompt = _causal_answers(recipe, kind, labels, train, args, tokenizer)
+        model = lm.load_lm(section.name, section.dtype, section.quantization, **common, **attention)
+    if adapter:
+        if kind == "head":
+            classifier.keep_head_precise(model)
+        model = lm.load_adapter(model, adapter, trainable=True, base_name=section.name, lora=recipe.lora)
+    elif lora is not None:
         set_seed(args.seed)  # the adapter starts at random: the seed must decide where
-        model = lm.add_adapter(model, lora, section.name)
-    backend = build_backend(model, tokenizer, args, method, section.name, sidecar.get("evidence_offset", 0.0))
-    backend.labels = task.labels
+        add = classifier.add_head_adapter if kind == "head" else lm.add_adapter
+        model = add(model, lora, section.name)
+    if kind == "head":
+        assert labels is not None
+        readout = HeadReadout(model, tokenizer, labels, method)
+    elif answers is not None:
+        readout = TokenReadout(model, tokenizer, answers)
+    offset = sidecar.get("evidence_offset", 0.0)
+    backend = build_backend(model, tokenizer, args, method, section.name, offset, readout, prompt)
+    backend.labels = backend.labels or task.labels
+    backend.has_new_head = not adapter and classifier.has_new_head(model)
     return model, backend
+
+
+def _causal_answers(
+    recipe: Recipe,
+    kind: str,
+    labels: Sequence[str] | None,
+    train: Any,
+    args: DAPPrConfig,
+    tokenizer: PreTrainedTokenizerBase,
+) -> tuple[AnswerTokens | None, Prompt]:
+    """The tokens of the labels, or none for letters, with their prompt; checked before gigabytes are loaded."""
+    if kind == "tokens":
+        assert labels is not None
+        prompt = build_token_prompt(args, labels).settled(tokenizer)
+        answers = choose_answers(tokenizer, labels, recipe.model.answers, prompt, f"{recipe.name}: model.answers")
+        return answers, prompt.listing(answers.listed)
+    letters = build_prompt(args).settled(tokenizer)
+    widest = args.num_choices or (most_options(train) if recipe.data.streaming else tasks.most_options(train))
+    choice_token_ids(tokenizer, widest, letters.ending, letters.spaces)
+    return None, letters
+
+
+def choose_readout(wanted: str, labels: Sequence[str] | None, where: str, answers: bool = False) -> str:
+    """
+    The readout of `model.readout`, or what the data ask for.
+
+    Args:
+        wanted (`str`):
+            `"auto"`: tokens if their texts are given, else a head for fixed labels, else letters.
+        labels (`Sequence[str]`, *optional*):
+            The fixed labels; `None` if rows have options of their own.
+        where (`str`):
+            Name of the recipe, for errors.
+        answers (`bool`, *optional*, defaults to `False`):
+            Whether `model.answers` is given.
+    """
+    if wanted in ("letters", "head") and answers:
+        raise UserError(f"{where}: model.answers are for model.readout: tokens, not {wanted}; leave one of them out")
+    if wanted == "auto":
+        wanted = "tokens" if answers else "letters" if labels is None else "head"
+    if wanted != "letters" and labels is None:
+        raise UserError(
+            f"{where}: model.readout: {wanted} is for fixed labels, but every row has options of its own; use "
+            "model.readout: letters, or name the labels (data.train.labels)"
+        )
+    if wanted == "letters" and labels is not None and len(labels) > len(LETTERS):
+        raise UserError(
+            f"{where}: {len(labels)} labels, but there are only {len(LETTERS)} letters; use model.readout: head, or "
+            "tokens"
+        )
+    return wanted
 
 
 def _starting_adapter(name: str) -> tuple[str, Mapping[str, Any]]:
@@ -141,11 +232,18 @@ def _starting_adapter(name: str) -> tuple[str, Mapping[str, Any]]:
     return checkpoint.load_sidecar(name)
 
 
-def build_prompt(args: DAPPrConfig) -> Prompt:
+def build_prompt(args: DAPPrConfig, kind: type[Prompt] = Prompt) -> Prompt:
     """The prompt that the training arguments describe."""
     prompt = dict(args.prompt or {})  # type: ignore[arg-type]
-    check_keys(prompt, {f.name for f in fields(Prompt)}, "the prompt", "train.prompt.")
-    return Prompt(**prompt)
+    check_keys(prompt, {f.name for f in fields(kind)}, "the prompt", "train.prompt.")
+    return kind(**prompt)
+
+
+def build_token_prompt(args: DAPPrConfig, labels: Sequence[str]) -> TokenPrompt:
+    """The prompt of the training arguments for labels that are read from tokens."""
+    given = dict(args.prompt or {})  # type: ignore[arg-type]
+    check_keys(given, {f.name for f in fields(TokenPrompt)}, "the prompt", "train.prompt.")
+    return answer_prompt(given, labels)
 
 
 def build_backend(
@@ -155,19 +253,23 @@ def build_backend(
     method: Method,
     base_name: str | None,
     offset: float = 0.0,
+    readout: Readout | None = None,
+    prompt: Prompt | None = None,
 ) -> TextBackend:
-    """The text backend for a loaded model, as the training arguments want it."""
+    """The text backend for a loaded model, as the training arguments want it; `prompt`: settled already."""
     return TextBackend(
         model,
         tokenizer,
         method,
         num_choices=args.num_choices,
-        prompt=build_prompt(args),
+        prompt=prompt or build_prompt(args, LabelPrompt if readout is not None else Prompt),
         max_length=args.max_length,
         evidence_offset=offset,
         base_model=base_name,
         packing=args.packing,
         share_prefix=args.share_prefix,
+        truncation=args.truncation,
+        readout=readout,
     )
 
 
@@ -178,25 +280,73 @@ def from_objects(
     method: Method,
     peft_config: LoraConfig | None = None,
     quantization_config: BitsAndBytesConfig | None = None,
+    train_dataset: Any = None,
 ) -> tuple[nn.Module, TextBackend]:
-    """What `DAPPrTrainer` builds from a causal LM given by name or as an object; see there for the arguments."""
+    """
+    What `DAPPrTrainer` builds from a model given by name or as an object; see there for the arguments.
+
+    A sequence classifier, or a name together with rows that share their labels, gives a classifier; anything else is
+    read by its answer letters.
+    """
     from transformers import set_seed
 
     base_name = model if isinstance(model, str) else None
+    if not isinstance(model, str) and tokenizer is None:
+        raise UserError("A model given as an object needs its tokenizer: pass processing_class=tokenizer")
     if isinstance(model, str):
         revision = model_commit(lm.model_path(model))
         tokenizer = tokenizer or lm.load_tokenizer(model, revision=revision)
-        model = lm.load_lm(model, "auto", quantization_config, revision=revision)
-        if peft_config is None:
-            from peft import LoraConfig
+    tokenizer = lm.prepare_tokenizer(tokenizer)  # type: ignore[arg-type]
+    labels = classifier_labels(model, train_dataset, method)
+    if isinstance(model, str) and peft_config is None:
+        from peft import LoraConfig
 
-            peft_config = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", **_PEFT_DEFAULTS)
-    elif tokenizer is None:
-        raise UserError("A model given as an object needs its tokenizer: pass processing_class=tokenizer")
+        task_type = "CAUSAL_LM" if labels is None else "SEQ_CLS"
+        peft_config = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type=task_type)
+    if isinstance(model, str) and labels is not None:
+        shape = classifier.load_classifier_config(model, labels, method, tokenizer, revision=revision)
+        set_seed(args.seed)
+        model = classifier.load_classifier(model, shape, "auto", quantization_config, revision=revision)
+    elif isinstance(model, str):
+        model = lm.load_lm(model, "auto", quantization_config, revision=revision)
     if peft_config is not None and not hasattr(model, "peft_config"):
         set_seed(args.seed)
-        model = lm.add_adapter(model, peft_config, base_name)
-    return model, build_backend(model, lm.prepare_tokenizer(tokenizer), args, method, base_name)
+        add = lm.add_adapter if labels is None else classifier.add_head_adapter
+        model = add(model, peft_config, base_name)
+    readout = None
+    if labels is not None:
+        classifier.labelled_config(lm.unwrapped_config(model), labels, method, tokenizer)
+        readout = HeadReadout(model, tokenizer, labels, method)
+    backend = build_backend(model, tokenizer, args, method, base_name, readout=readout)
+    backend.has_new_head = classifier.has_new_head(model)
+    return model, backend
+
+
+def classifier_labels(model: Any, rows: Any, method: Method) -> tuple[str, ...] | None:
+    """The labels of a classifier; `None` if answer letters are to be read: a causal LM, or rows with own options."""
+    if not isinstance(model, str) and not classifier.is_classifier(model):
+        return None
+    found = None if rows is None else fixed_labels(rows)
+    if isinstance(model, str):
+        return found
+    named = tuple(lm.unwrapped_config(model).id2label.values())
+    if not all(name == f"LABEL_{number}" for number, name in enumerate(named)):
+        return named[: len(named) * 2 // method.num_outputs(2)]
+    if found is None:
+        raise UserError("This classifier does not name its labels: load it with id2label, or give rows with labels")
+    return found
+
+
+def fixed_labels(rows: Any) -> tuple[str, ...] | None:
+    """The labels that rows in memory share; `None` if they have options of their own, or are tokenised or streamed."""
+    rows = as_rows(rows)
+    own = labels_of(rows)
+    if own is not None or is_stream(rows) or not len(rows):
+        return own
+    names = set(rows[0])
+    if names & {"input_ids", "options", "choices"}:
+        return None
+    return items_of(rows, "train_dataset").labels
 
 
 def adapter_backend(

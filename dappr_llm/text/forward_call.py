@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Size, Tensor
 
 
 @dataclass
@@ -21,8 +21,8 @@ class ForwardCall:
     One forward pass.
 
     Args:
-        token_ids (`Tensor`):
-            Vocabulary rows to read at the output head, `[C]`.
+        token_ids (`Tensor`, *optional*):
+            Vocabulary rows to read at the output head, `[C]`; `None` where a classification head is read.
         adapters (`Sequence[str]`, *optional*):
             An adapter name per row of the batch, for ensembles in one batch; by default the active adapter.
         positions (`Tensor`, *optional*):
@@ -33,17 +33,26 @@ class ForwardCall:
             Hidden states that enter the lowest trained layer, from the cache; layers below are skipped.
         stop_below (`bool`, *optional*, defaults to `False`):
             Stop the forward pass where the lowest trained layer begins, to fill the cache.
+        last (`Tensor`, *optional*):
+            Where a classification head reads each row of a packed batch, `[B]`; by default at the last position.
         hidden (`Tensor`, *optional*):
             Filled by the head's hook: the states that the logits were read from.
+        shape (`Size`, *optional*):
+            Filled by the hook of a classification head: rows and tokens of what entered it.
+        logits (`Tensor`, *optional*):
+            Filled by the hook of a classification head: what it read, `[B, C]`.
     """
 
-    token_ids: Tensor
+    token_ids: Tensor | None = None
     adapters: Sequence[str] | None = None
     positions: Tensor | None = None
     length: int | None = None
     states: Tensor | None = None
     stop_below: bool = False
+    last: Tensor | None = None
     hidden: Tensor | None = None
+    shape: Size | None = None
+    logits: Tensor | None = None
 
 
 CURRENT: ContextVar[ForwardCall | None] = ContextVar("dappr_llm_forward_call", default=None)

@@ -24,7 +24,7 @@ from .adapter_files import WEIGHTS, check_adapter
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftConfig, PeftModel
-    from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import BitsAndBytesConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
 # Where transformers kept the commit of a model until version 5.22, and which it still leaves out of saved configs.
@@ -97,13 +97,13 @@ def load_tokenizer(name: str, **kwargs: Any) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     kwargs.setdefault("trust_remote_code", False)  # if unset, transformers asks in the terminal
-    path = _located(name, kwargs)
-    with explained(f"Could not load the tokenizer of {name!r}{_at(kwargs)}", _MODELS):
+    path = located(name, kwargs)
+    with explained(f"Could not load the tokenizer of {name!r}{at_revision(kwargs)}", _MODELS):
         tokenizer = AutoTokenizer.from_pretrained(path, **kwargs)
     return prepare_tokenizer(tokenizer)
 
 
-def _located(name: str, kwargs: dict[str, Any]) -> str:
+def located(name: str, kwargs: dict[str, Any]) -> str:
     """Folder or Hub id of a model; the revision among the arguments becomes a commit, and is dropped for a folder."""
     path = model_path(name)
     revision = kwargs.pop("revision", None)
@@ -113,7 +113,8 @@ def _located(name: str, kwargs: dict[str, Any]) -> str:
     return path
 
 
-def _at(kwargs: Mapping[str, Any]) -> str:
+def at_revision(kwargs: Mapping[str, Any]) -> str:
+    """The revision among the arguments, for messages."""
     return f" at revision {kwargs['revision']}" if "revision" in kwargs else ""
 
 
@@ -121,6 +122,16 @@ def resolved_revision(model: Any) -> str | None:
     """The commit on the Hub that a model was loaded from; `None` if it was not, or is not known."""
     found = getattr(getattr(model, "config", None), _COMMIT, None)
     return found if is_commit(found) else None
+
+
+def remember_revision(model: Any, commit: str | None) -> None:
+    """Keep the commit of a model's files, for [`resolved_revision`]."""
+    setattr(model.config, _COMMIT, commit)
+
+
+def unwrapped_config(model: Any) -> Any:
+    """The config of a model, with an adapter or not."""
+    return (model.get_base_model() if hasattr(model, "get_base_model") else model).config
 
 
 def precision(model: Any) -> str:
@@ -139,6 +150,19 @@ def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizer
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     return tokenizer
+
+
+def check_causal(name: str, config: PretrainedConfig) -> None:
+    """Refuse a model that cannot be read by the token it says next, which letters and tokens are."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
+
+    if type(config) not in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_encoder_decoder", False):
+        return
+    raise UserError(
+        f"{name!r} ({config.model_type}) is not a causal language model: it reads a text in both directions and says "
+        "no next token, from which model.readout: letters and tokens read the answer; use model.readout: head, which "
+        "classifies fixed labels, or a causal model (SmolLM2, Qwen, Llama, Mistral)"
+    )
 
 
 def load_lm(
@@ -160,15 +184,17 @@ def load_lm(
         kwargs:
             Passed on to `AutoModelForCausalLM.from_pretrained` (`revision`, `attn_implementation`, …).
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     kwargs.setdefault("trust_remote_code", False)
-    path = _located(name, kwargs)
+    path = located(name, kwargs)
     options = {"dtype": resolve_dtype(dtype), "quantization_config": quantization_config(quantization)}
-    with explained(f"Could not load the model {name!r}{_at(kwargs)}", _MODELS), no_bars_in_files():
+    with explained(f"Could not load the model {name!r}{at_revision(kwargs)}", _MODELS), no_bars_in_files():
+        known = {key: kwargs[key] for key in ("revision", "trust_remote_code") if key in kwargs}
+        check_causal(name, AutoConfig.from_pretrained(path, **known))
         model = AutoModelForCausalLM.from_pretrained(path, **options, **kwargs)
     model.config.use_cache = False
-    setattr(model.config, _COMMIT, kwargs.get("revision"))
+    remember_revision(model, kwargs.get("revision"))
     return model
 
 

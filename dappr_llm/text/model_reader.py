@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,15 +23,20 @@ _MODEL_INPUTS = ("input_ids", "attention_mask", "position_ids")
 
 class ModelReader:
     """
-    Collates token rows and reads chosen vocabulary rows after the last token of each, with padding or packed.
+    Collates token rows and reads the logits of each, with padding or packed.
 
     Args:
         model (`nn.Module`):
-            A causal LM or `PeftModel`.
+            A causal LM or sequence classifier, with an adapter or not.
         pad_token_id (`int`):
             For padded batches, whose result does not depend on it.
         check_tokens (`Sequence[int]`):
             Two token ids from which the packing check makes its rows.
+        check_call (`Callable[[torch.device], ForwardCall]`):
+            A fresh call that reads whatever the readout does, for that check.
+        causal (`bool`, *optional*, defaults to `True`):
+            Whether rows are padded on the left and read at their last token, packed if possible; otherwise they are
+            padded on the right, and the model pools them.
         packing (`bool`, *optional*, defaults to `True`):
             Compute batches without padding, where the model allows it.
         share_prefix (`bool`, *optional*, defaults to `True`):
@@ -43,13 +48,17 @@ class ModelReader:
         model: nn.Module,
         pad_token_id: int,
         check_tokens: Sequence[int],
+        check_call: Callable[[torch.device], ForwardCall],
+        causal: bool = True,
         packing: bool = True,
         share_prefix: bool = True,
     ):
         forward = model.get_base_model().forward if hasattr(model, "get_base_model") else model.forward
-        self.takes_positions = "position_ids" in inspect.signature(forward).parameters
+        # Encoders count positions by themselves, from the left, and each in a way of its own.
+        self.takes_positions = causal and "position_ids" in inspect.signature(forward).parameters
         self.pad_token_id = pad_token_id
         self.check_tokens = list(check_tokens)
+        self.causal, self._check_call = causal, check_call
         self.share_prefix = share_prefix
         self.packing = packing and self.takes_positions  # until the check says that this model cannot be packed
         self._checked = False
@@ -60,7 +69,7 @@ class ModelReader:
 
     def collate(self, rows: Sequence[Mapping[str, Any]], pack: bool = True, keep_rows: bool = False) -> dict[str, Any]:
         """
-        Left-padded tensors of prepared rows and, if asked, the layout of the packed batch (`packed`).
+        Padded tensors of prepared rows and, if asked, the layout of the packed batch (`packed`).
 
         `option_rows`, which training needs, says which rows offer how many options. It is made here on the host, so
         that no step has to wait for the device.
@@ -78,8 +87,9 @@ class ModelReader:
         mask = torch.zeros((len(rows), longest), dtype=torch.long)
         for i, row in enumerate(rows):
             tokens = torch.as_tensor(row["input_ids"], dtype=torch.long)
-            ids[i, longest - len(tokens) :] = tokens
-            mask[i, longest - len(tokens) :] = 1
+            place = slice(longest - len(tokens), longest) if self.causal else slice(len(tokens))
+            ids[i, place] = tokens
+            mask[i, place] = 1
         batch: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
         if self.takes_positions:  # a padded row must start at 0, or models with absolute positions see it shifted
             batch["position_ids"] = (mask.cumsum(-1) - 1).clamp_min(0)
@@ -132,14 +142,13 @@ class ModelReader:
         if self._checked or not self.packing:
             return self.packing
         device = next(model.parameters()).device
-        ids = torch.tensor(self.check_tokens, device=device)
 
         def padded(rows: list[list[int]]) -> Tensor:
             batch = self.collate([{"input_ids": row} for row in rows], pack=False)
-            return read_padded(model, to_device(batch, device), ForwardCall(ids))
+            return read_padded(model, to_device(batch, device), self._check_call(device))
 
         def packed(rows: list[list[int]]) -> Tensor:
-            return read_packed(model, to_device(layout(rows), device), ForwardCall(ids))
+            return read_packed(model, to_device(layout(rows), device), self._check_call(device))
 
         with self._lock:
             if not self._checked:
@@ -153,19 +162,22 @@ class ModelReader:
         """Keep what the frozen lower layers make of each prompt in a folder, and start above them from now on."""
         if not self._packs(model):
             raise UserError("train.trunk_cache: this model cannot be read in packed batches, which the cache needs")
-        self.frozen = FrozenLayers(model, folder, lambda plan: read_packed(model, plan, self._check_call(model, True)))
+        device = next(model.parameters()).device
+
+        def read_below(plan: Mapping[str, Any]) -> Any:
+            call = self._check_call(device)
+            call.stop_below = True
+            return read_packed(model, plan, call)
+
+        self.frozen = FrozenLayers(model, folder, read_below)
         a, b = self.check_tokens
         rows = [[a, b, b, a], [a, b, a]]
         with torch.no_grad(), evaluating(model):
-            plan = to_device(self._layout(rows, self.share_prefix), next(model.parameters()).device)
-            started = read_packed(model, plan, self._check_call(model))
-            whole = read_packed(model, {**plan, "trunk": None}, self._check_call(model))
+            plan = to_device(self._layout(rows, self.share_prefix), device)
+            started = read_packed(model, plan, self._check_call(device))
+            whole = read_packed(model, {**plan, "trunk": None}, self._check_call(device))
         if not torch.allclose(whole, started, rtol=1e-3, atol=1e-3 * (1 + whole.abs().max().item())):
             raise UserError(f"train.trunk_cache: {type(unwrapped(model)).__name__} does not work from its middle")
-
-    def _check_call(self, model: nn.Module, stop_below: bool = False) -> ForwardCall:
-        ids = torch.tensor(self.check_tokens, device=next(model.parameters()).device)
-        return ForwardCall(ids, stop_below=stop_below)
 
     def compile_blocks(self, model: nn.Module, **options: Any) -> None:
         """Compile the parts of a model that packed batches leave alone; see [`layers.compile_blocks`]."""
@@ -177,11 +189,13 @@ class ModelReader:
 
 
 def read_padded(model: nn.Module, inputs: Mapping[str, Any], call: ForwardCall) -> Tensor:
-    """Logits `[B, C]` of a left-padded batch."""
+    """Logits `[B, C]` of a padded batch."""
     given: dict[str, Any] = {key: inputs[key] for key in _MODEL_INPUTS if key in inputs}
     if call.adapters is not None:
         given["adapter_names"] = list(call.adapters)
-    logits = _forward(model, call, **given, logits_to_keep=1)[:, -1]
+    if call.token_ids is None:
+        return _forward(model, call, **given)
+    logits = _forward(model, call, **given, use_cache=False, logits_to_keep=1)[:, -1]
     call.hidden = None if call.hidden is None else call.hidden[:, -1]
     return logits
 
@@ -193,7 +207,11 @@ def read_packed(model: nn.Module, plan: Mapping[str, Any], call: ForwardCall) ->
     # Four dimensions: taken as a finished mask and passed on as it is. What may be seen is in the layout.
     mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=plan["input_ids"].device)
     given = {"input_ids": plan["input_ids"], "position_ids": plan["position_ids"], "attention_mask": mask}
-    logits = _forward(model, call, **given, logits_to_keep=plan["last"], **{KEYWORD: plan})[0]
+    given |= {"use_cache": False, KEYWORD: plan}
+    if call.token_ids is None:
+        call.last = plan["last"]
+        return _forward(model, call, **given)
+    logits = _forward(model, call, **given, logits_to_keep=plan["last"])[0]
     call.hidden = None if call.hidden is None else call.hidden[0]
     return logits
 
@@ -201,9 +219,10 @@ def read_packed(model: nn.Module, plan: Mapping[str, Any], call: ForwardCall) ->
 def _forward(model: nn.Module, call: ForwardCall, **inputs: Any) -> Tensor:
     token = CURRENT.set(call)
     try:
-        logits = model(**inputs, use_cache=False).logits
+        logits = model(**inputs).logits
     finally:
         CURRENT.reset(token)
-    if call.hidden is None:  # `nn.DataParallel` runs the model in other threads, whose hooks see no call
+    # `nn.DataParallel` runs the model in other threads, whose hooks see no call.
+    if call.hidden is None and call.token_ids is not None:
         logits = logits[..., call.token_ids]
     return logits.float()

@@ -24,7 +24,10 @@ _LOCK = threading.Lock()
 
 
 def encode_prompts(
-    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Sequence[Piece]], names: Sequence[str]
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Sequence[Piece]],
+    names: Sequence[str],
+    add_special_tokens: bool = True,
 ) -> list[list[int]]:
     """
     Token ids of prompts.
@@ -36,18 +39,20 @@ def encode_prompts(
             The pieces of each prompt in order: a text, and whether it is the user's.
         names (`Sequence[str]`):
             What each prompt is called in error messages.
+        add_special_tokens (`bool`, *optional*, defaults to `True`):
+            Whether the tokenizer puts its own tokens around a prompt; a chat template has written them already.
     """
-    special = _special_tokens(tokenizer)
-    found = encode_texts(tokenizer, ["".join(text for text, _ in pieces) for pieces in prompts])
+    special, around = _special_tokens(tokenizer), {"add_special_tokens": add_special_tokens}
+    found = encode_texts(tokenizer, ["".join(text for text, _ in pieces) for pieces in prompts], **around)
     own: dict[str, Counter[int]] = {}
     for i, pieces in enumerate(prompts):
         template = "\0".join(text for text, users in pieces if not users)
         if template not in own:  # equal for all prompts with as many options
-            own[template] = _controls(tokenizer, special, _own_ids(tokenizer, pieces))
+            own[template] = _controls(tokenizer, special, _own_ids(tokenizer, pieces, **around))
         said = "\0".join(text for text, users in pieces if users)
         if not any(token in said for token in special) and _controls(tokenizer, special, found[i]) == own[template]:
             continue
-        found[i] = _encode_plainly(tokenizer, pieces, special)
+        found[i] = _encode_plainly(tokenizer, pieces, special, **around)
         if _controls(tokenizer, special, found[i]) != own[template]:
             raise UserError(
                 f"Item {names[i]!r} contains a control token of the model, such as {min(special)!r}, which this "
@@ -79,13 +84,15 @@ def _controls(tokenizer: PreTrainedTokenizerBase, special: dict[str, int], ids: 
     return Counter(i for i in ids if i in controls)
 
 
-def _own_ids(tokenizer: PreTrainedTokenizerBase, pieces: Sequence[Piece]) -> list[int]:
+def _own_ids(tokenizer: PreTrainedTokenizerBase, pieces: Sequence[Piece], **around: bool) -> list[int]:
     """Token ids of a prompt without the user's words; a letter takes their place, so that nothing grows together."""
-    (ids,) = encode_texts(tokenizer, ["".join("x" if users else text for text, users in pieces)])
+    (ids,) = encode_texts(tokenizer, ["".join("x" if users else text for text, users in pieces)], **around)
     return ids
 
 
-def _encode_plainly(tokenizer: PreTrainedTokenizerBase, pieces: Sequence[Piece], special: dict[str, int]) -> list[int]:
+def _encode_plainly(
+    tokenizer: PreTrainedTokenizerBase, pieces: Sequence[Piece], special: dict[str, int], add_special_tokens: bool
+) -> list[int]:
     """Token ids of a prompt, cut at the template's own special tokens; all between them is read as plain text."""
     pattern = re.compile("(" + "|".join(map(re.escape, sorted(special, key=len, reverse=True))) + ")")
     chunks: list[str | int] = [""]
@@ -97,7 +104,7 @@ def _encode_plainly(tokenizer: PreTrainedTokenizerBase, pieces: Sequence[Piece],
                 chunks[-1] = str(chunks[-1]) + part
     try:
         if len(chunks) == 1:
-            return encode_texts(tokenizer, [str(chunks[0])], plain=True)[0]
+            return encode_texts(tokenizer, [str(chunks[0])], plain=True, add_special_tokens=add_special_tokens)[0]
         ids: list[int] = []
         for chunk in chunks:
             if isinstance(chunk, int):
@@ -105,7 +112,10 @@ def _encode_plainly(tokenizer: PreTrainedTokenizerBase, pieces: Sequence[Piece],
             elif chunk:
                 ids += encode_texts(tokenizer, [chunk], plain=True, add_special_tokens=False)[0]
     except ValueError:  # a tokenizer that cannot; the caller refuses what is left
-        return encode_texts(tokenizer, ["".join(text for text, _ in pieces)])[0]
+        whole = "".join(text for text, _ in pieces)
+        return encode_texts(tokenizer, [whole], add_special_tokens=add_special_tokens)[0]
+    if not add_special_tokens:
+        return ids
     before, after = _around(tokenizer)
     return before + ids + after
 

@@ -110,6 +110,7 @@ def from_objects(
     method: Method,
     peft_config: LoraConfig | None = None,
     quantization_config: BitsAndBytesConfig | None = None,
+    train_dataset: Any = None,
 ) -> tuple[nn.Module, Backend]:
     """Model and backend for `DAPPrTrainer`, from a model given by name or as an object."""
     if not isinstance(model, str):
@@ -121,7 +122,7 @@ def from_objects(
             return model, ImageBackend(model, method)
     from ..text.build import from_objects as text_from_objects
 
-    return text_from_objects(model, processing_class, args, method, peft_config, quantization_config)
+    return text_from_objects(model, processing_class, args, method, peft_config, quantization_config, train_dataset)
 
 
 def load_auxiliary(recipe: Recipe, method: Method, own: Any, seed: int) -> Any:

@@ -33,14 +33,21 @@ class DAPPrConfig(TrainingArguments):
     Args:
         max_length (`int`, *optional*, defaults to 300):
             Tokens of a prompt at the most; longer ones lose words of their question, never options or ending.
+        truncation (`str`, *optional*):
+            Which words they lose: those at the `"start"`, at the `"end"`, or in the middle (`"head_tail"`). By default
+            at the end of texts that a head classifies, else at the start.
         num_choices (`int`, *optional*):
             K, the answer letters trained on; by default the most options of any training row.
         evidence_offset (`float` or `"auto"`, *optional*):
             Added to every answer logit before the method sees it, and stored with the checkpoint. `"auto"` puts the
             mean logit of the first training rows at 1, where evidence is neither dead nor already large. By default
             0, or what the adapter that training starts from was trained with.
+        head_init (`str`, *optional*, defaults to `"auto"`):
+            Where a new classification head starts: at `"random"`, or at the `"probe"`, a logistic regression on the
+            frozen model's features of the training rows. `"auto"`: the probe, if there are 64 rows per label at most.
         prompt (`dict`, *optional*):
-            Fields of `dappr_llm.text.prompt.Prompt` that differ from its defaults.
+            Fields of `dappr_llm.text.prompt.Prompt` that differ from its defaults. `{"chat": True, "system": "…"}`
+            puts the prompt into the tokenizer's own chat template.
         on_nonfinite (`str`, *optional*, defaults to `"stop"`):
             What to do when a loss or gradient is NaN or infinite: `"stop"` with an error that names rows and terms, or
             `"skip"` that step, with a warning; no weight changes in it, in any process.
@@ -69,6 +76,11 @@ class DAPPrConfig(TrainingArguments):
             with FSDP and DeepSpeed, where no device holds the model to try it.
         metric_for_best_model (`str`, *optional*):
             `"nll"`, `"accuracy"`, `"ece"`, `"brier"` or `"loss"`; the direction follows from the name.
+        class_weights (`str` or `dict`, *optional*):
+            Weights of rows in the loss by their label, which divide the sum of a whole step: a number by label, 1 for
+            those left out, or `"balanced"`, `n / (K * n_k)` for a label with `n_k` of the `n` training rows.
+        label_smoothing_factor (`float`, *optional*, defaults to 0.0):
+            Share of each label that is spread evenly over all labels. Evaluation uses neither weights nor smoothing.
         epoch_schedule (`dict`, *optional*):
             A learning rate that changes by whole epochs, instead of `lr_scheduler_type`; see
             `dappr_llm.training.epoch_schedules.learning_rate`.
@@ -77,10 +89,14 @@ class DAPPrConfig(TrainingArguments):
     """
 
     max_length: int = field(default=300, metadata={"help": "Tokens of a prompt at the most."})
+    truncation: str | None = field(
+        default=None, metadata={"help": "What a longer prompt loses: start, end, head_tail."}
+    )
     num_choices: int | None = field(default=None, metadata={"help": "K, the answer letters trained on."})
     evidence_offset: str | None = field(
         default=None, metadata={"help": "A number added to every answer logit, or 'auto'."}
     )
+    head_init: str = field(default="auto", metadata={"help": "Where a new head starts: auto, random or probe."})
     prompt: dict | str | None = field(default=None, metadata={"help": "Fields of Prompt that differ."})
     on_nonfinite: str = field(default="stop", metadata={"help": "'stop' or 'skip' when a loss is NaN or infinite."})
     epoch_rows: int | None = field(default=None, metadata={"help": "Rows of a stream that count as an epoch."})
@@ -94,17 +110,21 @@ class DAPPrConfig(TrainingArguments):
     )
     # If on, Trainer synchronises with the device at every step to look for NaN, and leaves NaN losses out of the log.
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Leave NaN losses out of the log."})
+    class_weights: dict | str | None = field(default=None, metadata={"help": "'balanced', or a weight by label."})
     epoch_schedule: dict | str | None = field(default=None, metadata={"help": "A learning rate by whole epochs."})
     eval_every_epochs: int | None = field(default=None, metadata={"help": "Evaluate every so many epochs."})
     remove_unused_columns: bool = field(default=False, metadata={"help": "Our collator picks the columns itself."})
 
-    _VALID_DICT_FIELDS = [*getattr(TrainingArguments, "_VALID_DICT_FIELDS", []), "prompt", "epoch_schedule"]
+    _VALID_DICT_FIELDS = [
+        *getattr(TrainingArguments, "_VALID_DICT_FIELDS", []), "prompt", "epoch_schedule", "class_weights"
+    ]  # fmt: skip
 
     def __post_init__(self) -> None:
         metric = self.metric_for_best_model
         if metric is not None and self.greater_is_better is None:  # type: ignore[has-type]
             self.greater_is_better = metric.removeprefix("eval_") not in {"loss", *LOWER_IS_BETTER}
-        for name in ("prompt", "epoch_schedule", "evidence_offset"):  # texts on HfArgumentParser's command line
+        # Texts on HfArgumentParser's command line.
+        for name in ("prompt", "epoch_schedule", "evidence_offset", "class_weights"):
             setattr(self, name, _parsed(getattr(self, name)))
         check(OwnArguments, {name: getattr(self, name) for name in OwnArguments.__annotations__}, "DAPPrConfig")
         self.checkpoint_if_needed = self.gradient_checkpointing == "auto"  # settled when training starts
@@ -129,6 +149,12 @@ class DAPPrConfig(TrainingArguments):
         for name in self.report_to if isinstance(self.report_to, list) else [self.report_to]:
             if name in _TRACKERS and all(importlib.util.find_spec(module) is None for module in _TRACKERS[name]):
                 raise UserError(f"train.report_to: {name} needs its package: pip install {_TRACKERS[name][0]}")
+
+    @property
+    def compile_options(self) -> dict[str, Any]:
+        """What `torch.compile` is given."""
+        mode = {"mode": self.torch_compile_mode} if self.torch_compile_mode else {}
+        return {"backend": self.torch_compile_backend, **mode}
 
     def install_callbacks(
         self, trainer: DAPPrTrainer, ood_datasets: Mapping[str, Any] | None = None

@@ -243,6 +243,14 @@ def evidence_summary(table: Any, out: Outputs) -> dict[str, float]:
     return found
 
 
+def settle_start(trainer: DAPPrTrainer) -> None:
+    """Where training starts: the head (`DAPPrConfig.head_init`), then the evidence offset."""
+    from .head_init import init_head
+
+    init_head(trainer)
+    settle_offset(trainer)
+
+
 def settle_offset(trainer: DAPPrTrainer) -> None:
     """Fix the evidence offset (`DAPPrConfig.evidence_offset`) before training, and log where answer logits start."""
     backend, method, wanted = trainer.backend, trainer.method, trainer.args.evidence_offset

@@ -29,6 +29,7 @@ def row_losses(
     labels: Tensor,
     groups: Mapping[int, Tensor],
     progress: Progress,
+    smoothing: float = 0.0,
 ) -> tuple[Terms, Terms]:
     """
     Loss terms per row, and values that are only logged.
@@ -48,6 +49,8 @@ def row_losses(
             Row numbers by number of options, from the collator.
         progress (`Progress`):
             Where training stands.
+        smoothing (`float`, *optional*, defaults to 0.0):
+            Share of each label that is spread over all options of its row.
     """
     terms: Terms = {}
     logged: Terms = {}
@@ -56,6 +59,8 @@ def row_losses(
         part = outputs if index is None else outputs.select(index)
         part = part.narrow(num_choices, count)
         part_labels = labels if index is None else labels[index]
+        if smoothing:
+            part_labels = smooth_labels(part_labels, count, smoothing, part.logits.dtype)
         found = method.loss(part, part_labels, progress)
         with torch.no_grad():
             watched = method.monitor(part, part_labels, progress)
@@ -66,6 +71,13 @@ def row_losses(
                 else:
                     target[key] = target.get(key, value.new_zeros(len(labels))).index_put((index,), value)
     return terms, logged
+
+
+def smooth_labels(labels: Tensor, classes: int, smoothing: float, dtype: torch.dtype) -> Tensor:
+    """Soft labels `[B, K]`: `1 - smoothing` on the label and `smoothing / K` on every class; 0 for auxiliary rows."""
+    dtype = torch.promote_types(dtype, torch.float32)
+    hard = torch.nn.functional.one_hot(labels.clamp_min(0), classes).to(dtype)
+    return ((1 - smoothing) * hard + smoothing / classes) * (labels >= 0).unsqueeze(-1)
 
 
 def last_batch_weights(size: int, real: int, world_size: int, rank: int) -> Tensor:

@@ -47,7 +47,8 @@ def write_checkpoint(trainer: DAPPrTrainer, folder: Path, state_dict: Mapping[st
     config = sidecar_of(trainer)
     checkpoint.save_sidecar(folder, config)
     save_card(folder, config)
-    if fingerprints := row_fingerprints(trainer):
+    zero_shot = trainer.args.num_train_epochs == 0 and trainer.args.max_steps <= 0  # nothing was trained on
+    if (fingerprints := row_fingerprints(trainer)) and not zero_shot:
         checkpoint.save_fingerprints(folder, fingerprints)
 
 

@@ -20,11 +20,12 @@ from ..inference.batching import RowSet
 from ..inference.stochastic_passes import read_passes, seeded
 from ..methods import Method, get_method, name_of
 from .atomic_checkpoints import AtomicCheckpoints
+from .class_weights import find_class_weights, weigh_rows
 from .config import DAPPrConfig
 from .epoch_schedules import epoch_schedule
 from .eval_metrics import build_predictor, eval_metrics, in_order
-from .evidence import StepLog, settle_offset
-from .losses import check_stream, row_losses, training_progress, weigh_last_batch
+from .evidence import StepLog, settle_start
+from .losses import check_stream, row_losses, training_progress
 from .samplers import eval_sampler, train_sampler
 from .saving import restore_settings, write_checkpoint
 
@@ -44,8 +45,7 @@ class DAPPrTrainer(AtomicCheckpoints, Trainer):
 
     Args:
         model (`str` or `PreTrainedModel` or `PeftModel`):
-            Hub id, folder or `"smollm2-135m"`, or a loaded causal LM, with or without an adapter; or an
-            `ImageClassifier`.
+            Hub id, folder or `"smollm2-135m"`, or a loaded causal LM or sequence classifier, or an `ImageClassifier`.
         args (`DAPPrConfig`, *optional*):
             Training arguments.
         train_dataset, eval_dataset (`Dataset`, `DataFrame` or `list[dict]`, *optional*):
@@ -102,10 +102,12 @@ class DAPPrTrainer(AtomicCheckpoints, Trainer):
         if backend is None:
             from .build import from_objects  # chooses between text and vision
 
-            model, backend = from_objects(model, processing_class, args, self.method, peft_config, quantization_config)
+            options = (peft_config, quantization_config, train_dataset)
+            model, backend = from_objects(model, processing_class, args, self.method, *options)
         self.backend = backend
         self.labelled_rows: Any = None  # training rows without auxiliary ones
         self.fingerprints: list[str] | None = None
+        self.head_is_settled = False  # whether the start of a new head was chosen
         if train_dataset is not None:
             self.labelled_rows = self.prepare(train_dataset, "train_dataset")
             train_dataset = backend.augmented(self.labelled_rows)
@@ -113,6 +115,7 @@ class DAPPrTrainer(AtomicCheckpoints, Trainer):
                 from .auxiliary_rows import mixed_rows
 
                 train_dataset = mixed_rows(self, train_dataset, auxiliary_dataset, auxiliary_share, args)
+        self.class_weights = find_class_weights(args, backend, self.method, self.labelled_rows)  # [K]
         self.step_log = StepLog(self.method, backend)
         super().__init__(
             model=model,
@@ -128,8 +131,7 @@ class DAPPrTrainer(AtomicCheckpoints, Trainer):
         self.label_names = ["labels"]
         self.interrupt, self.guard, self.hooks = args.install_callbacks(self, ood_datasets)
         if self._compiles_blocks:
-            mode = {"mode": args.torch_compile_mode} if args.torch_compile_mode else {}
-            backend.compile_blocks(self.model, backend=args.torch_compile_backend, **mode)
+            backend.compile_blocks(self.model, **args.compile_options)
         if args.trunk_cache:
             backend.use_frozen_layers_cache(self.model, args.trunk_cache)
 
@@ -164,7 +166,7 @@ class DAPPrTrainer(AtomicCheckpoints, Trainer):
             restore_settings(self, str(resume))
             logger.info(f"Resuming from {resume}")
         else:
-            settle_offset(self)
+            settle_start(self)
         if self.args.checkpoint_if_needed:
             from .memory import settle_gradient_checkpointing
 
@@ -182,18 +184,17 @@ class DAPPrTrainer(AtomicCheckpoints, Trainer):
         progress = training_progress(self)
         num_choices = self.backend.num_choices or 0  # settled by the first rows
         groups = inputs.get("option_rows") or option_rows([num_choices] * len(labels))
-        terms, logged = row_losses(self.method, num_choices, outputs, labels, groups, progress)
-        weights = inputs.get("loss_weights")  # of each row, where the last batch was padded with repeats
+        smoothing = self.args.label_smoothing_factor
+        terms, logged = row_losses(self.method, num_choices, outputs, labels, groups, progress, smoothing)
+        weights = inputs.get("loss_weights")  # of each row, where they are not all alike
         per_row: Any = sum(terms.values())
         loss = per_row.mean() if weights is None else (per_row * weights).sum()
         if model.training:
             self.guard.see(terms, inputs.get("row"))
             if self.hooks is not None:
                 self.hooks.remember(outputs, labels)
-            first_steps = self.state.global_step < 20
-            self.step_log.add(
-                terms, logged, outputs, labels, inputs.get("num_options"), progress, weights, first_steps
-            )
+            options, first_steps = inputs.get("num_options"), self.state.global_step < 20
+            self.step_log.add(terms, logged, outputs, labels, options, progress, weights, first_steps)
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -213,9 +214,9 @@ class DAPPrTrainer(AtomicCheckpoints, Trainer):
         return super().create_scheduler(num_training_steps, optimizer)
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
-        """As Trainer's; rows with which accelerate pads the last batch of an epoch get a loss weight of 0."""
+        """As Trainer's; rows get the weight of their class, and those that only pad the last batch a weight of 0."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        weigh_last_batch(batches, self.accelerator.gradient_state, self.args)
+        weigh_rows(self, batches)
         return batches, items
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
@@ -263,8 +264,7 @@ class DAPPrTrainer(AtomicCheckpoints, Trainer):
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             found = read_passes(self.backend, model, inputs, self.method.passes)
-        labels = inputs["labels"]
-        options = inputs.get("num_options")
+        labels, options = inputs["labels"], inputs.get("num_options")
         options = torch.full_like(labels, self.backend.num_choices or 0) if options is None else options
         return None, found, torch.stack([labels, inputs["row"], options], dim=-1)
 

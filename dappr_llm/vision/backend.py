@@ -129,7 +129,7 @@ class ImageBackend(Backend):
         self.method = method
         self.settings = classifier.config
         self.num_choices = self.settings.num_classes
-        self.class_names = self.settings.class_names
+        self.class_names: list[str] = self.settings.class_names
         self.has_head = classifier.method_head is not None
         self.transform = _transform_of(self.settings)
         self.train_transform = train_transform or self.transform

@@ -240,7 +240,7 @@ def test_mistakes_with_shards(run_folder, tmp_path, capsys, out, message):
 
 def test_a_partitioned_head_falls_back_to_its_own_output(model):
     """DeepSpeed ZeRO-3 marks its weights with `ds_id`: they are empty outside of their module's own forward pass."""
-    from dappr_llm.text.readouts.letters import read_rows
+    from dappr_llm.text.readouts.vocabulary import read_rows
 
     head = model.get_output_embeddings()
     hidden, ids = torch.randn(2, 32), torch.tensor([1, 2])

@@ -3,7 +3,8 @@
 import pytest
 
 from dappr_llm.core.errors import UserError
-from dappr_llm.text.prompt import Prompt, choice_token_ids, tokenize_items
+from dappr_llm.text.prompt import Prompt, choice_token_ids
+from dappr_llm.text.tokenising import tokenize_items
 
 
 def test_layout():
@@ -113,3 +114,16 @@ def test_long_questions_lose_their_start_and_nothing_else(tokenizer):
 def test_options_that_do_not_fit_are_an_error_naming_the_item(tokenizer):
     with pytest.raises(UserError, match="'x'.*max_length=20"):
         tokenize_items(items("very " * 50), tokenizer, Prompt(), 20)
+
+
+@pytest.mark.parametrize(
+    "truncation, kept", [("start", "long story"), ("end", "red blue"), ("head_tail", "red story")]
+)
+def test_what_a_long_question_loses_is_a_choice(tokenizer, truncation, kept):
+    question = "red blue " + "very " * 50 + "long story"
+    (ids,) = tokenize_items(items(question), tokenizer, Prompt(), 52, truncation)["input_ids"]
+    text = tokenizer.decode(ids)
+    assert len(ids) <= 52 and text.endswith("Choices : A ) red B ) blue Answer :")
+    said = text.split("Question :")[1].split("Choices :")[0].split()
+    first, last = kept.split()
+    assert (said[0] == first) == (truncation != "start") and (said[-1] == last) == (truncation != "end")

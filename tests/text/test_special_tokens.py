@@ -7,7 +7,8 @@ import pytest
 
 from dappr_llm.core.errors import UserError
 from dappr_llm.text.data.streams import prepare_stream
-from dappr_llm.text.prompt import Prompt, tokenize_items
+from dappr_llm.text.prompt import Prompt
+from dappr_llm.text.tokenising import tokenize_items
 
 CHAT = Prompt(template="<|im_start|>user\n{question}\n{choices}<|im_end|>\n<|im_start|>assistant\nAnswer:")
 

@@ -45,7 +45,7 @@ def same_table(one, two):
     assert np.allclose(one["alpha"], two["alpha"], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["random", "grouped", "parts", "checkpointed"])
+@pytest.mark.parametrize("kind", ["random", "grouped", "parts", "checkpointed", "head", "probe", "weighted"])
 def test_the_same_losses_figures_and_table(both, kind):
     """37 rows, 11 test rows: nothing divides, and every logged number is still that of one process."""
     two, one = both[0][kind], both[1][kind]
@@ -87,9 +87,10 @@ def test_a_full_disk_of_one_process_stops_all(both):
     assert found["kept"] == ["checkpoint-1", "train_log.jsonl"]
 
 
-def test_fsdp2_reads_and_trains_as_one_process_does(both):
+@pytest.mark.parametrize("kind", ["fsdp2", "fsdp2 head"])
+def test_fsdp2_reads_and_trains_as_one_process_does(both, kind):
     """accelerate's own FSDP2 code on two CPU processes: every block is a unit, the readout sees whole weights."""
-    two, one = both[0]["fsdp2"], both[1]["fsdp2"]
+    two, one = both[0][kind], both[1][kind]
     assert sum("DecoderLayer" in name for name in two["units"]) == 2
     assert two["losses"] == pytest.approx(one["losses"], rel=1e-5)
     assert np.allclose(two["weights"], one["weights"], atol=1e-4)

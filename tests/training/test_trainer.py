@@ -9,7 +9,7 @@ import torch
 from peft import PeftModel
 from safetensors import safe_open
 from tiny import build_model, make_rows
-from training_runs import METHOD, StopAt, build, config, steps, weights
+from training_runs import METHOD, StopAt, build, build_head, config, steps, weights
 
 from dappr_llm import DAPPrTrainer, UserError, load_checkpoint
 from dappr_llm.methods.dappr import DAPPr
@@ -17,7 +17,8 @@ from dappr_llm.training.evidence import ChanceMonitor
 from dappr_llm.training.losses import training_progress
 
 
-def test_accumulation_equals_a_large_batch(tmp_path, tokenizer, lora):
+@pytest.mark.parametrize("build", [build, build_head])
+def test_accumulation_equals_a_large_batch(tmp_path, tokenizer, lora, build):
     whole = build(tmp_path / "a", tokenizer, lora)
     whole.train()
     parts = build(tmp_path / "b", tokenizer, lora, per_device_train_batch_size=2, gradient_accumulation_steps=4)
@@ -50,8 +51,9 @@ def test_evaluation_does_not_depend_on_the_batch_size(tmp_path, tokenizer, lora,
         assert other[key] == pytest.approx(reference[key], rel=1e-4), key
 
 
+@pytest.mark.parametrize("build", [build, build_head])
 @pytest.mark.parametrize("strategy", ["random", "group_by_length"])
-def test_resuming_equals_never_stopping(tmp_path, tokenizer, lora, strategy):
+def test_resuming_equals_never_stopping(tmp_path, tokenizer, lora, strategy, build):
     lora.lora_dropout = 0.2  # the random state must be restored too
     options = {
         "train_sampling_strategy": strategy,
@@ -78,7 +80,8 @@ def test_resuming_equals_never_stopping(tmp_path, tokenizer, lora, strategy):
         assert torch.allclose(value, weights(second)[name], atol=1e-6), name
 
 
-def test_the_seed_decides_everything(tmp_path, tokenizer, lora):
+@pytest.mark.parametrize("build", [build, build_head])
+def test_the_seed_decides_everything(tmp_path, tokenizer, lora, build):
     losses = {}
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         torch.manual_seed(len(losses))
@@ -120,7 +123,7 @@ def test_saved_adapter_is_whole_small_and_plain(tmp_path, tokenizer, lora):
     with torch.no_grad():
         wanted = trainer.backend.read(trainer.model, batch).logits
         inputs = {key: batch[key] for key in ("input_ids", "attention_mask", "position_ids")}
-        full = plain(**inputs).logits[:, -1, trainer.backend.token_ids(4)]
+        full = plain(**inputs).logits[:, -1, trainer.backend.readout.token_ids(4)]
     assert torch.allclose(full - 1.5, wanted, atol=1e-5)
 
 
@@ -304,7 +307,7 @@ def test_the_predictor_hands_over_hidden_states(tmp_path, tokenizer, lora):
     table = trainer.predict_table(rows)
     head = trainer.model.get_output_embeddings()
     with torch.no_grad():
-        logits = head(states)[:, trainer.backend.token_ids(4)]
+        logits = head(states)[:, trainer.backend.readout.token_ids(4)]
     assert np.allclose(table.alpha, (torch.nn.functional.softplus(logits) + 1).numpy(), atol=1e-4)
 
 

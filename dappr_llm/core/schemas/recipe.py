@@ -85,7 +85,8 @@ class ModelSection(Section):
     `model:` which base model, how it is loaded, and the adapter that training starts from.
 
     `readout` is how a text model's K outputs are read: from answer letters, from a classification head, or from tokens
-    of the labels; `auto` lets the data decide.
+    of the labels; `auto` lets the data decide. `answers` are these tokens, as texts by label (`{spam: " Yes", ham: "
+    No"}`); where they are left out, tokens are found from the labels' names.
 
     For images `backbone` takes the place of `name` (`convnet`, or a timm model), `adapter` is a checkpoint to start
     from, and the fields after it are those of `dappr_llm.vision.model.ImageClassifierConfig`.
@@ -99,6 +100,7 @@ class ModelSection(Section):
     quantization: Options | None = None
     adapter: Text | None = None
     readout: Literal["auto", "letters", "head", "tokens"] = "auto"
+    answers: Annotated[dict[Plain, Name], Field(min_length=2, max_length=100_000)] | None = None
     backbone: Name | None = None
     pretrained: bool = False
     stem: Literal["default", "small"] = "default"
@@ -151,12 +153,14 @@ class DataSection(Section):
 class Recipe(Section):
     """
     A whole run. `lora` goes to `peft.LoraConfig`, `train` to `DAPPrConfig`, `method` to the method, as they are.
+
+    `lora: null` trains every weight of a classifier (`model.readout: head`).
     """
 
     name: Name = "run"
     description: Text = ""
     model: ModelSection = Field(default_factory=ModelSection)
-    lora: dict[str, Any] = Field(default_factory=dict)
+    lora: dict[str, Any] | None = Field(default_factory=dict)
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "dappr"})
     data: DataSection
     train: dict[str, Any] = Field(default_factory=dict)

@@ -36,20 +36,24 @@ def check_recipe(values: Mapping[str, Any], where: str) -> Recipe:
         where (`str`):
             Name of the file.
     """
-    for key in ("data", "method", "lora", "train", "model"):
+    values = dict(values)
+    if values.get("lora", {}) in (None, False):  # every weight is trained
+        values["lora"] = None
+    for key in ("data", "method", "train", "model", *(["lora"] if values.get("lora") is not None else [])):
         if key in values and not isinstance(values[key], Mapping):
             raise UserError(f"{where}: the section {key!r} must be a mapping, found {shown(values[key])}")
     if (values.get("data") or {}).get("train") is None:
         raise UserError(f"{where}: data.train is missing: name a task (everyday, obqa, …) or describe your own data")
-    recipe: Recipe = check(Recipe, dict(values), where)
+    recipe: Recipe = check(Recipe, values, where)
     check_method(recipe.method, where)
+    lora = recipe.lora or {}
     for key in _MEGATRON:
-        if recipe.lora.get(key) is not None:
+        if lora.get(key) is not None:
             raise UserError(
-                f"{where}: lora.{key} is {shown(recipe.lora[key])}: models that Megatron splits over devices cannot "
+                f"{where}: lora.{key} is {shown(lora[key])}: models that Megatron splits over devices cannot "
                 "be trained here; remove it"
             )
-    check_section(LoraSection, recipe.lora, where, "lora.", _LORA_CONFIG)
+    check_section(LoraSection, lora, where, "lora.", _LORA_CONFIG)
     check_section(TrainSection, recipe.train, where, "train.", _TRAINING_ARGUMENTS)
     return recipe
 

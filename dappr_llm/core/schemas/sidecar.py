@@ -36,6 +36,15 @@ class PromptPart(File):
     instruction: Text
     template: Text
     choice: Text
+    chat: bool = False
+    system: Text | None = None
+    rendered: Annotated[list[Text], Field(min_length=2, max_length=2)] | None = None
+
+    @model_validator(mode="after")
+    def _rendered(self) -> PromptPart:
+        if self.chat and self.rendered is None:
+            raise ValueError("prompt.chat is true without prompt.rendered, the text around a message")
+        return self
 
 
 class SidecarFile(File):
@@ -63,6 +72,7 @@ class TextSidecar(SidecarFile):
     extra_token_ids: Annotated[list[TokenIds], Field(max_length=1000)] | None = None
     prompt: PromptPart
     max_length: Annotated[int, Field(ge=1, le=10_000_000)]
+    truncation: Literal["start", "end", "head_tail"] = "start"
     evidence_offset: Number
 
     @model_validator(mode="after")
@@ -71,6 +81,47 @@ class TextSidecar(SidecarFile):
             raise ValueError(
                 f"num_choices is {self.num_choices}, with {len(self.letters)} letters and "
                 f"{len(self.letter_token_ids)} letter_token_ids: there must be as many of each"
+            )
+        return self
+
+
+class HeadSidecar(SidecarFile):
+    """The sidecar of a text classifier with a head."""
+
+    modality: Literal["text"]
+    readout: Literal["head"]
+    base_model: Text | None = None
+    base_revision: Name | None = None
+    precision: Name | None = None
+    labels: Annotated[list[Text], Field(min_length=2, max_length=100_000)]
+    prompt: PromptPart
+    max_length: Annotated[int, Field(ge=1, le=10_000_000)]
+    truncation: Literal["start", "end", "head_tail"] = "start"
+    evidence_offset: Number
+
+    @model_validator(mode="after")
+    def _one_label_per_choice(self) -> HeadSidecar:
+        if len(self.labels) != self.num_choices:
+            raise ValueError(f"num_choices is {self.num_choices}, with {len(self.labels)} labels: both must agree")
+        return self
+
+
+class TokenSidecar(HeadSidecar):
+    """The sidecar of a text classifier that reads one token per label."""
+
+    readout: Literal["tokens"]  # type: ignore[assignment]
+    answers: Annotated[list[Text], Field(max_length=100_000)]
+    answer_tokens: Annotated[list[Text], Field(max_length=100_000)]
+    answer_token_ids: TokenIds
+    extra_token_ids: Annotated[list[TokenIds], Field(max_length=1000)] | None = None
+
+    @model_validator(mode="after")
+    def _one_token_per_label(self) -> TokenSidecar:
+        counts = {len(self.answers), len(self.answer_tokens), len(self.answer_token_ids)}
+        if counts != {self.num_choices} or len(set(self.answer_token_ids)) < self.num_choices:
+            raise ValueError(
+                f"num_choices is {self.num_choices}: there must be as many answers, answer_tokens and "
+                "answer_token_ids, and no id twice"
             )
         return self
 
@@ -96,6 +147,7 @@ class TrainedRows(File):
 
 
 SIDECARS: dict[Any, type[SidecarFile]] = {"text": TextSidecar, "vision": ImageSidecar}
+_READOUTS: dict[str, type[SidecarFile]] = {"head": HeadSidecar, "tokens": TokenSidecar}
 
 
 def load_sidecar_file(path: PathLike) -> dict[str, Any]:
@@ -103,5 +155,8 @@ def load_sidecar_file(path: PathLike) -> dict[str, Any]:
     cure = "fetch or train the checkpoint again"
     content = load(SidecarFile, path, cure)
     # Other modalities are of a later version: loading says so.
-    check(SIDECARS.get(content["modality"], SidecarFile), content, f"{path} is damaged", cure=cure)
+    schema = SIDECARS.get(content["modality"], SidecarFile)
+    if schema is TextSidecar:
+        schema = _READOUTS.get(str(content.get("readout")), TextSidecar)
+    check(schema, content, f"{path} is damaged", cure=cure)
     return content

@@ -37,6 +37,7 @@ def _pairs(text: str) -> str:
 
 
 OptimizerArguments = Annotated[Text, AfterValidator(_pairs)]  # transformers splits it at commas and equals signs
+ClassWeights = Annotated[dict[str | int | float | bool, Positive], Field(min_length=1, max_length=100_000)]
 LogLevel = Literal["detail", "debug", "info", "warning", "error", "critical", "passive"]
 
 
@@ -62,11 +63,13 @@ class CosineSchedule(TypedDict, total=False):
 
 @with_config(STRICT)
 class PromptSection(TypedDict, total=False):
-    """Fields of `dappr_llm.text.prompt.Prompt`."""
+    """Fields of `dappr_llm.text.prompt.Prompt` that a recipe may set."""
 
     instruction: Text
     template: Text
     choice: Text
+    chat: bool
+    system: Text | None
 
 
 @with_config(STRICT)
@@ -74,8 +77,10 @@ class OwnArguments(TypedDict, total=False):
     """What `DAPPrConfig` adds to `TrainingArguments`, or reads in a way of its own."""
 
     max_length: Annotated[int, Field(ge=1, le=1_000_000)]
+    truncation: Literal["start", "end", "head_tail"] | None
     num_choices: Annotated[int, Field(ge=2, le=26)] | None
     evidence_offset: Number | Literal["auto"] | None
+    head_init: Literal["auto", "random", "probe"]
     prompt: PromptSection | None
     on_nonfinite: Literal["stop", "skip"]
     epoch_rows: Count | None
@@ -86,6 +91,7 @@ class OwnArguments(TypedDict, total=False):
     trunk_cache: Text | None
     gradient_checkpointing: bool | Literal["auto"]
     epoch_schedule: Annotated[StepSchedule | CosineSchedule, Field(discriminator="kind")] | None
+    class_weights: Literal["balanced"] | ClassWeights | None
     eval_every_epochs: Count | None
     metric_for_best_model: Name | None
     optim_args: OptimizerArguments | None

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import UserError
-from ..prompt import tokenize_items
-from .items import Columns, parse_item
+from ..tokenising import tokenize_items
+from .items import Columns, ItemParser, parse_item
 from .tasks import MCQTask, get_task, iter_items, settle
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def prepare_stream(
         num_labels (`Callable[[], int | None]`):
             Returns K, the number of trained options, or `None` while it is unknown.
         how:
-            `tokenizer`, `prompt` and `max_length`, see `tokenize_items`.
+            See `tokenize_items`.
     """
     first = next(iter(stream), None)
     if first is None:
@@ -98,7 +98,7 @@ def prepare_stream(
 
     def encode(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
         if not {"id", "question", "options", "label"} <= set(rows):
-            rows = _parsed(rows, name)
+            rows = _parsed(rows, name, how.get("labels"))
         trained = num_labels()
         for item, options in zip(rows["id"], rows["options"], strict=True):
             if trained is not None and len(options) > trained:
@@ -111,10 +111,9 @@ def prepare_stream(
     return stream.map(encode, batched=True, batch_size=256, remove_columns=list(first))
 
 
-def _parsed(rows: dict[str, list[Any]], name: str) -> dict[str, list[Any]]:
-    count = len(next(iter(rows.values())))
+def _parsed(rows: dict[str, list[Any]], name: str, labels: tuple[str, ...] | None = None) -> dict[str, list[Any]]:
+    count, parse = len(next(iter(rows.values()))), ItemParser(Columns(options=labels))
     found = [
-        parse_item({key: values[i] for key, values in rows.items()}, Columns(), f"{name}, a row", str(i), True)
-        for i in range(count)
+        parse({key: values[i] for key, values in rows.items()}, f"{name}, a row", str(i), True) for i in range(count)
     ]
     return {key: [getattr(item, key) for item in found] for key in ("id", "question", "options", "label")}

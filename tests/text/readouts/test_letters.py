@@ -11,7 +11,7 @@ from dappr_llm.methods import get_method
 from dappr_llm.text.backend import TextBackend
 from dappr_llm.text.forward_call import ForwardCall
 from dappr_llm.text.model_reader import read_padded
-from dappr_llm.text.readouts.letters import LetterReadout
+from dappr_llm.text.readouts.vocabulary import VocabularyHead
 
 
 def trained(model, lora):
@@ -26,7 +26,7 @@ def trained(model, lora):
 
 def read_letters(model, ids, token_ids):
     """What a model gives for these vocabulary rows at the last position."""
-    LetterReadout(model)
+    VocabularyHead(model)
     return read_padded(model, {"input_ids": ids}, ForwardCall(torch.tensor(token_ids)))
 
 
@@ -56,7 +56,7 @@ def test_hidden_states_are_handed_over(model, tokenizer):
         assert backend.read(model, backend.collate(prepared)).features is None
     assert packed.features.shape == (5, 32)
     assert torch.allclose(packed.features, padded.features, atol=1e-5)
-    rows = model.get_output_embeddings().weight[backend.token_ids(4)]
+    rows = model.get_output_embeddings().weight[backend.readout.token_ids(4)]
     assert torch.allclose(packed.features @ rows.T, packed.logits, atol=1e-5)
 
 
@@ -152,7 +152,7 @@ def test_saved_adapter_opens_with_plain_peft(make_model, tokenizer, lora, tmp_pa
     plain = PeftModel.from_pretrained(make_model(), tmp_path).eval()
     with torch.no_grad():
         full = plain(**{k: batch[k] for k in ("input_ids", "attention_mask", "position_ids")}).logits[:, -1]
-    assert torch.allclose(full[:, backend.token_ids(4)], wanted, atol=1e-5)
+    assert torch.allclose(full[:, backend.readout.token_ids(4)], wanted, atol=1e-5)
 
 
 def test_dora_on_the_head_falls_back_to_its_own_output(make_model):
@@ -161,6 +161,12 @@ def test_dora_on_the_head_falls_back_to_its_own_output(make_model):
     with torch.no_grad():
         full = model(ids).logits[:, -1]
         assert torch.allclose(read_letters(model, ids, [5, 9]), full[:, [5, 9]], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["duq", "postnet", "natpn", "rs_nn", "daedl", "fedl"])
+def test_methods_for_class_conditional_features_are_refused_with_the_reason(name, model, tokenizer):
+    with pytest.raises(UserError, match=f"'{name}' needs .*made for class-conditional features.*use one of: "):
+        TextBackend(model, tokenizer, get_method(name), 4)
 
 
 def test_methods_that_text_cannot_serve_are_refused_by_name(model, tokenizer):
