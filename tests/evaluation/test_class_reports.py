@@ -143,7 +143,7 @@ def test_labels_that_all_items_share_are_classes(tmp_path):
 
 def test_a_baseline_is_not_published_as_the_models_metric():
     results = {"id/accuracy": 0.9, "baseline/tfidf/accuracy": 0.8, "minus_baseline/tfidf/accuracy": 0.1}
-    found = eval_results("text", ResultsFile(results, {"id": "toy"}))
+    found = eval_results("text-classification", ResultsFile(results, {"id": "toy"}))
     assert [entry.metric_value for entry in found] == [0.9]
 
 
