@@ -24,9 +24,9 @@ from ..core.files import PathLike, atomic_write, parse_json
 
 _META_LIMIT = 2**22  # characters of the meta data
 _REQUIRED = ("ids", "labels", "num_options", "probs", "aleatoric", "epistemic", "meta")
-_ARRAYS = (*_REQUIRED, "alpha", "members")
-# Meta data in which all members of an ensemble must agree.
-_SHARED_META = ("task", "split", "num_choices", "task_num_choices", "letters", "epistemic_scale")
+_PER_ROW = ("density", "familiarity", "lengths", "option_lengths")  # optional, [N]
+_ARRAYS = (*_REQUIRED, "alpha", "members", "logits", *_PER_ROW)
+_INTEGERS = ("labels", "num_options", "lengths", "option_lengths")
 
 
 def entropy(probs: np.ndarray) -> np.ndarray:
@@ -44,6 +44,7 @@ class Reading:
     aleatoric: np.ndarray  # [N]
     epistemic: np.ndarray  # [N]
     num_options: np.ndarray  # [N], the number of letters read
+    logits: np.ndarray | None = None  # [N, W], -inf for letters that are not read
 
 
 @dataclass(eq=False)
@@ -60,6 +61,14 @@ class PredictionTable:
         epistemic (`np.ndarray` of shape `[N]`): Epistemic uncertainty over each item's own options.
         alpha (`np.ndarray` of shape `[N, W]`, *optional*): Dirichlet parameters, for methods that have them.
         members (`np.ndarray` of shape `[M, N, W]`, *optional*): Probabilities of M stochastic passes or members.
+        logits (`np.ndarray` of shape `[N, W]`, *optional*):
+            What the model returned before the method turned it into probabilities or alpha; -inf is allowed.
+        density (`np.ndarray` of shape `[N]`, *optional*):
+            How typical each input is of the training rows, on any scale such as a log-density; larger is more typical.
+        familiarity (`np.ndarray` of shape `[N]`, *optional*):
+            The density as a p-value in (0, 1]: the share of rows like the training rows that are at most as typical.
+        lengths (`np.ndarray` of shape `[N]`, *optional*): Tokens of each question or text, as it was written.
+        option_lengths (`np.ndarray` of shape `[N]`, *optional*): Tokens of all options together; 0 without options.
         meta (`dict`, *optional*):
             JSON-serialisable meta data: `task`, `split`, `method`, `checkpoint`, `seed`, `num_choices` (K, the letters
             the model was trained on), `task_num_choices` (the most options of an item of the task), `letters`,
@@ -78,10 +87,15 @@ class PredictionTable:
     members: np.ndarray | None = None
     meta: dict[str, Any] = field(default_factory=dict)
     allow_nan: bool = field(default=False, repr=False)
+    logits: np.ndarray | None = None
+    density: np.ndarray | None = None
+    familiarity: np.ndarray | None = None
+    lengths: np.ndarray | None = None
+    option_lengths: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         self.ids = id_array(self.ids)
-        for name in ("labels", "num_options", "probs", "aleatoric", "epistemic", "alpha", "members"):
+        for name in set(_ARRAYS) - {"ids", "meta"}:
             if getattr(self, name) is not None:
                 setattr(self, name, _as_numbers(name, getattr(self, name)))
         if not isinstance(self.meta, dict):
@@ -107,12 +121,14 @@ class PredictionTable:
         members: np.ndarray | None = None,
         meta: dict[str, Any] | None = None,
         allow_nan: bool = False,
+        **optional: Any,
     ) -> PredictionTable:
         """
         Builds a table and derives the arrays that are not given.
 
-        The arguments are those of [`PredictionTable`]. `probs` defaults to alpha/alpha0 or to the mean of the members,
-        `labels` to -1 (unknown), `num_options` to W, and the uncertainties to those of [`~PredictionTable.reading`].
+        The arguments are those of [`PredictionTable`], the optional arrays included. `probs` defaults to alpha/alpha0
+        or to the mean of the members, `labels` to -1 (unknown), `num_options` to W, and the uncertainties to those of
+        [`~PredictionTable.reading`].
         """
         if probs is None and alpha is not None:
             probs = np.asarray(alpha, dtype=np.float64)
@@ -134,6 +150,7 @@ class PredictionTable:
             members=members,
             meta=meta or {},
             allow_nan=allow_nan,
+            **optional,
         )
         derived = table._derive(table.num_options)
         table.aleatoric = derived.aleatoric if aleatoric is None else table.aleatoric
@@ -156,6 +173,11 @@ class PredictionTable:
             bad |= ~np.isfinite(self.alpha).all(axis=1)
         if self.members is not None:
             bad |= ~np.isfinite(self.members).all(axis=(0, 2))
+        if self.logits is not None:  # -inf is a probability of 0, and can be meant
+            bad |= ~(self.logits < np.inf).all(axis=1)
+        for values in (self.density, self.familiarity):
+            if values is not None:
+                bad |= ~np.isfinite(values)
         return bad
 
     def validate(self) -> None:
@@ -177,6 +199,11 @@ class PredictionTable:
             wrong["alpha is not positive"] = (self.alpha <= 0).any(axis=1)
         if self.members is not None:
             wrong["members are negative or do not sum to 1"] = ~bad & _not_probabilities(self.members).any(axis=0)
+        if self.familiarity is not None:
+            wrong["the familiarity is not above 0 and at most 1"] = (self.familiarity <= 0) | (self.familiarity > 1)
+        for name in ("lengths", "option_lengths"):
+            if getattr(self, name) is not None:
+                wrong[f"{name} is negative"] = getattr(self, name) < 0
         for reason, rows in wrong.items():
             if rows.any():
                 raise UserError(f"In {rows.sum()} of {len(self)} rows {reason} (first: {self.ids[rows][0]}).")
@@ -185,8 +212,8 @@ class PredictionTable:
         if self.ids.ndim != 1 or self.probs.ndim != 2:
             raise UserError(f"ids must be [N] and probs [N, W], not {self.ids.shape} and {self.probs.shape}.")
         rows, width = len(self.ids), self.width
-        expected: dict[str, tuple[int, ...]] = {"probs": (rows, width), "alpha": (rows, width)}
-        expected |= dict.fromkeys(("labels", "num_options", "aleatoric", "epistemic"), (rows,))
+        expected: dict[str, tuple[int, ...]] = dict.fromkeys(("probs", "alpha", "logits"), (rows, width))
+        expected |= dict.fromkeys(("labels", "num_options", "aleatoric", "epistemic", *_PER_ROW), (rows,))
         if self.members is not None:
             expected["members"] = (max((1, *self.members.shape[:1])), rows, width)
         for name, shape in expected.items():
@@ -224,6 +251,7 @@ class PredictionTable:
             aleatoric=(self.aleatoric if same else derived.aleatoric) + invalid,
             epistemic=(self.epistemic if same else derived.epistemic) + invalid,
             num_options=counts,
+            logits=derived.logits,
         )
 
     @np.errstate(invalid="ignore")
@@ -250,6 +278,7 @@ class PredictionTable:
             aleatoric=(1.0 - probs.max(axis=-1)).astype(np.float32),
             epistemic=epistemic.astype(np.float32),
             num_options=counts,
+            logits=None if self.logits is None else np.where(keep, self.logits, -np.inf),
         )
 
     def select(self, indices: Sequence[int] | np.ndarray) -> PredictionTable:
@@ -310,7 +339,7 @@ class PredictionTable:
 
 
 def _as_numbers(name: str, values: ArrayLike) -> np.ndarray:
-    array, integers = np.asarray(values), name in ("labels", "num_options")
+    array, integers = np.asarray(values), name in _INTEGERS
     # A silent cast would turn the label 0.9 into 0.
     if array.size and array.dtype.kind not in ("iu" if integers else "fiu"):
         raise UserError(f"{name} must be {'integers' if integers else 'real numbers'}, not {array.dtype}.")
@@ -333,63 +362,3 @@ def id_and_ood(tables: Mapping[str, PredictionTable]) -> tuple[PredictionTable, 
     """Splits tables by task, of which the first is in distribution, into the ID table and the OOD tables by task."""
     (_, id_table), *ood = tables.items()
     return id_table, dict(ood)
-
-
-def combine(tables: Sequence[PredictionTable]) -> PredictionTable:
-    """
-    The prediction table of an ensemble of M models.
-
-    Args:
-        tables (`Sequence[PredictionTable]`): One table per model, of the same items in the same order; the
-            first difference raises a `UserError`.
-
-    Returns:
-        [`PredictionTable`]: With the mean alpha if every table has alpha; otherwise with all members stacked, their
-        mean probabilities and their mutual information. Entries of `meta` that differ become lists.
-    """
-    if not tables:
-        raise UserError("An ensemble needs at least one prediction table.")
-    for number, table in enumerate(tables[1:], start=2):
-        _refuse_difference(tables[0], table, number)
-    evidence = [table.alpha for table in tables if table.alpha is not None]
-    alpha = members = None
-    if len(evidence) == len(tables):
-        alpha = np.stack(evidence).mean(axis=0, dtype=np.float64)
-    else:
-        stacks = [table.probs[None] if table.members is None else table.members for table in tables]
-        if len({len(stack) for stack in stacks}) > 1:
-            raise UserError(f"The tables hold different numbers of members: {[len(stack) for stack in stacks]}.")
-        members = np.concatenate(stacks)
-    return PredictionTable.from_arrays(
-        ids=tables[0].ids,
-        labels=tables[0].labels,
-        num_options=tables[0].num_options,
-        alpha=alpha,
-        members=members,
-        meta=_combine_meta([table.meta for table in tables]),
-        allow_nan=any(table.allow_nan for table in tables),
-    )
-
-
-def _refuse_difference(first: PredictionTable, other: PredictionTable, number: int) -> None:
-    if first.probs.shape != other.probs.shape:
-        raise UserError(
-            f"Table {number} has {other.probs.shape} items and letters, the first has {first.probs.shape}."
-        )
-    for name in ("ids", "labels", "num_options"):
-        mine, its = getattr(first, name), getattr(other, name)
-        if (mine != its).any():
-            row = int(np.argmax(mine != its))
-            raise UserError(f"Table {number} differs from the first in {name}[{row}]: {its[row]} against {mine[row]}.")
-    for name in _SHARED_META:
-        mine, its = first.meta.get(name), other.meta.get(name)
-        if mine != its:
-            raise UserError(f"Table {number} differs from the first in {name}: {its!r} against {mine!r}.")
-
-
-def _combine_meta(metas: list[dict[str, Any]]) -> dict[str, Any]:
-    combined: dict[str, Any] = {}
-    for name in dict.fromkeys(name for meta in metas for name in meta):
-        values = [meta.get(name) for meta in metas]
-        combined[name] = values[0] if all(value == values[0] for value in values) else values
-    return combined | {"ensemble": len(metas)}

@@ -1,7 +1,7 @@
 """
 Ensembles: M adapters over one base model, so that memory grows by adapters and not by models.
 
-Tables of separate runs are combined by `prediction_table.combine`; here all members of an ensemble predict while the
+Tables of separate runs are combined by `ensemble_tables.combine`; here all members of an ensemble predict while the
 base model is loaded once. Both read members alike: mean alpha for Dirichlet methods, otherwise mean
 probabilities and mutual information.
 """
@@ -20,7 +20,8 @@ import torch
 from ..core import checkpoint
 from ..core.errors import UserError
 from ..core.outputs import Outputs, Prediction, from_alpha, from_log_probs
-from ..evaluation.prediction_table import PredictionTable, combine
+from ..evaluation.ensemble_tables import combine
+from ..evaluation.prediction_table import PredictionTable
 from ..methods import Method, get_method
 from .batching import RowSet
 from .finite_predictions import finite_prediction

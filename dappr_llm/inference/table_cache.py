@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 ENVIRONMENT = "DAPPR_PREDICTION_CACHE"
 _MOST_TABLES = 2000
+_ARRAYS = 2  # counts on when tables hold more arrays than before, so that older entries are predicted again
 _COLUMNS = ("id", "question", "options", "label")
 # Weights in every format that transformers reads, their indices, and all that makes tokens of a text.
 _FILES = (
@@ -83,6 +84,7 @@ def model_key(
             Arguments of `load_checkpoint` that change predictions: `dtype`, `revision`, `quantization`.
     """
     parts: list[Any] = [
+        _ARRAYS,
         checkpoint.versions(),
         platform.machine(),
         _has_gpu(),

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 _FEATURES = "hidden_states"
+MOST_LOGITS = 100_000_000  # values of a table, 400 MB; larger tables are written without logits
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ class TablePredictor:
             meta["task_num_choices"] = choices
             outputs = as_outputs(part).narrow(max(widths), width)
             labels, counts = np.asarray(rows["labels"]), np.asarray(rows["num_options"])
-            tables.append(self.table(outputs, labels, counts, list(rows["id"]), meta))
+            tables.append(self.table(outputs, labels, counts, list(rows["id"]), meta, _lengths(rows)))
         return tables
 
     def hidden_states(self, dataset: Any, name: str = "dataset") -> tuple[Tensor, Tensor]:
@@ -197,6 +198,7 @@ class TablePredictor:
         num_options: np.ndarray,
         ids: Sequence[str],
         meta: Mapping[str, Any] | None = None,
+        arrays: Mapping[str, Any] | None = None,
     ) -> PredictionTable:
         """
         A prediction table from outputs that were gathered before.
@@ -210,6 +212,8 @@ class TablePredictor:
                 The rows' ids.
             meta (`Mapping`, *optional*):
                 More entries for the table's meta data.
+            arrays (`Mapping[str, np.ndarray]`, *optional*):
+                More of the table's arrays, by name, such as `lengths` and `density`.
         """
         prediction = finite_prediction(self.method, found, ids)
         facts = {
@@ -231,6 +235,8 @@ class TablePredictor:
             alpha=None if prediction.alpha is None else prediction.alpha.numpy(),
             members=None if prediction.members is None else prediction.members.numpy(),
             meta=facts,
+            logits=_class_logits(found, *prediction.probs.shape),
+            **(arrays or {}),
         )
         return _with_own_uncertainties(table, prediction)
 
@@ -338,6 +344,23 @@ def _in_order(parts: list[tuple[list[list[int]], list[Any]]], count: int) -> Any
     if isinstance(outputs[0], Mapping):
         return {key: np.concatenate([each[key] for each in outputs])[order] for key in outputs[0]}
     return np.concatenate(outputs)[order]
+
+
+def _lengths(prepared: Any) -> dict[str, np.ndarray]:
+    """Tokens of each row's question and options, where the backend counted them."""
+    names = {"lengths": "text_length", "option_lengths": "option_length"}
+    columns = set(getattr(prepared, "column_names", ()))
+    if not columns.issuperset(names.values()):
+        return {}
+    return {name: np.asarray(prepared[column], dtype=np.int64) for name, column in names.items()}
+
+
+def _class_logits(found: Outputs, rows: int, width: int) -> np.ndarray | None:
+    """Logits `[N, W]` of the classes, of several passes their mean; `None` without logits, or if they are too many."""
+    if found.logits is None or found.logits.shape[-1] < width or rows * width > MOST_LOGITS:
+        return None
+    logits = found.logits[..., :width]
+    return (logits if logits.dim() == 2 else logits.mean(1)).numpy()
 
 
 def _with_own_uncertainties(table: PredictionTable, prediction: Prediction) -> PredictionTable:

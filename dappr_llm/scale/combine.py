@@ -9,8 +9,9 @@ from ..core import checkpoint
 from ..core.errors import UserError
 from ..core.files import say
 from ..evaluation.baseline_results import load_baselines
+from ..evaluation.ensemble_tables import combine
 from ..evaluation.item_texts import item_texts_path
-from ..evaluation.prediction_table import PredictionTable, combine, id_and_ood
+from ..evaluation.prediction_table import PredictionTable, id_and_ood
 from ..evaluation.reporting.run_results import finish
 from ..evaluation.runs import load_run
 

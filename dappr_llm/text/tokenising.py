@@ -11,7 +11,7 @@ from ..core.errors import UserError
 from .data.items import Columns, MCQItem, parse_item
 from .data.tasks import ItemRows, as_dataset, items_of, labels_of
 from .prompt import Prompt
-from .special_tokens import encode_prompts
+from .special_tokens import encode_prompts, encode_texts
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -72,6 +72,36 @@ def tokenize_items(
         "num_options": [len(o) for o in options],
         "length": [len(ids) for ids in input_ids],
         "truncated": truncated,
+    }
+
+
+def text_lengths(
+    tokenizer: PreTrainedTokenizerBase, questions: Sequence[str], options: Sequence[Sequence[str]]
+) -> dict[str, list[int]]:
+    """
+    Tokens of each question or text, and of all its options together, as they were written: what a prompt that is too
+    long loses is counted too, and the template is not.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`):
+            The model's tokenizer.
+        questions (`Sequence[str]`):
+            The questions or texts.
+        options (`Sequence[Sequence[str]]`):
+            The options of each; none where labels are fixed.
+
+    Returns:
+        Columns `text_length` and `option_length`.
+    """
+    texts = list(dict.fromkeys([*questions, *(option for own in options for option in own)]))
+    try:
+        found = encode_texts(tokenizer, texts, plain=True, add_special_tokens=False)
+    except ValueError:  # a tokenizer that cannot read special tokens as text
+        found = encode_texts(tokenizer, texts, add_special_tokens=False)
+    counts = {text: len(ids) for text, ids in zip(texts, found, strict=True)}
+    return {
+        "text_length": [counts[question] for question in questions],
+        "option_length": [sum(counts[option] for option in own) for own in options],
     }
 
 
@@ -141,7 +171,8 @@ def prepare_rows(
             `tokenizer`, `prompt`, `max_length` and `truncation`, see `tokenize_items`.
 
     Returns:
-        `Dataset` with the columns `input_ids`, `labels`, `num_options`, `length`, `id` and `row`.
+        `Dataset` with the columns `input_ids`, `labels`, `num_options`, `length`, `id`, `row` and, unless the rows
+        were tokenised before, those of [`text_lengths`].
     """
     from datasets import Dataset, disable_progress_bars, enable_progress_bars
     from datasets.utils.logging import is_progress_bar_enabled
@@ -164,7 +195,7 @@ def prepare_rows(
         disable_progress_bars()
     try:
         prepared = dataset.map(
-            tokenize_items, batched=True, fn_kwargs=how, remove_columns=dataset.column_names, desc="Tokenising"
+            _tokenize_and_measure, batched=True, fn_kwargs=how, remove_columns=dataset.column_names, desc="Tokenising"
         )
     finally:
         if quiet:
@@ -172,6 +203,11 @@ def prepare_rows(
     _warn_of_cuts(prepared, name, how["max_length"], how.get("truncation", "start"))
     prepared = prepared.remove_columns("truncated").add_column("id", dataset["id"])
     return _with_defaults(prepared, num_labels)
+
+
+def _tokenize_and_measure(rows: dict[str, list[Any]], **how: Any) -> dict[str, list[Any]]:
+    options = rows["options"] if how.get("labels") is None else [()] * len(rows["question"])
+    return {**tokenize_items(rows, **how), **text_lengths(how["tokenizer"], rows["question"], options)}
 
 
 def _warn_of_cuts(prepared: Dataset, name: str, limit: int, truncation: str) -> None:

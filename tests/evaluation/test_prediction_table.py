@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from dappr_llm.core.errors import UserError
-from dappr_llm.evaluation.prediction_table import PredictionTable, combine, entropy
+from dappr_llm.evaluation.ensemble_tables import combine
+from dappr_llm.evaluation.prediction_table import PredictionTable, entropy
 
 LOGITS = np.array([[2, 0.5, -1, 0], [1, 1.5, -0.5, 0.2], [2.5, -0.5, 0, -1]])
 META = {"task": "toy", "num_choices": 4, "task_num_choices": 6, "letters": list("ABCDEF")}
@@ -392,3 +393,90 @@ def test_meta_data_are_plain_json():
     for value in (float("nan"), {1, 2}, object()):
         with pytest.raises(UserError, match="meta must be plain JSON"):
             PredictionTable.from_arrays(["a"], probs=np.full((1, 2), 0.5), meta={"x": value})
+
+
+def optional_arrays(rows, width, seed=0):
+    rng = np.random.default_rng(seed)
+    return {
+        "logits": rng.normal(size=(rows, width)),
+        "density": rng.normal(size=rows),
+        "familiarity": rng.uniform(0.01, 1, rows),
+        "lengths": rng.integers(0, 50, rows),
+        "option_lengths": rng.integers(0, 50, rows),
+    }
+
+
+def with_optional(kind="alpha", rows=6, seed=0, **changes):
+    table = make_table(kind, rows=rows)
+    arrays = {name: getattr(table, name) for name in ("ids", "labels", "num_options", "probs", "alpha", "members")}
+    return PredictionTable.from_arrays(
+        **arrays, meta=table.meta, **{**optional_arrays(rows, table.width, seed), **changes}
+    )
+
+
+OPTIONAL = ("logits", "density", "familiarity", "lengths", "option_lengths")
+
+
+def test_optional_arrays_are_saved_loaded_and_selected(tmp_path):
+    table = with_optional(logits=np.where(np.arange(6) == 2, -np.inf, optional_arrays(6, 6)["logits"]))
+    table.save(tmp_path / "table.npz")
+    loaded = PredictionTable.load(tmp_path / "table.npz")
+    assert_same(table, loaded)
+    chosen = table.select([4, 1])
+    for name in OPTIONAL:
+        assert getattr(loaded, name).dtype == getattr(table, name).dtype
+        np.testing.assert_array_equal(getattr(loaded, name), getattr(table, name))
+        np.testing.assert_array_equal(getattr(chosen, name), getattr(table, name)[[4, 1]])
+    assert loaded.lengths.dtype == np.int64 and loaded.logits.dtype == np.float32
+    reading = loaded.reading(3)
+    assert (reading.logits[:, 3:] == -np.inf).all() and (reading.logits[:, 2] == -np.inf).all()
+    np.testing.assert_array_equal(reading.logits[:, :2], table.logits[:, :2])
+    assert make_table().reading(3).logits is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"logits": np.zeros((6, 5))}, "logits has shape"),
+        ({"density": np.zeros(5)}, "density has shape"),
+        ({"familiarity": np.zeros(6)}, "familiarity is not above 0"),
+        ({"familiarity": np.full(6, 1.5)}, "familiarity is not above 0"),
+        ({"lengths": np.full(6, -1)}, "lengths is negative"),
+        ({"option_lengths": np.full(6, 1.5)}, "must be integers"),
+        ({"density": np.array([0, 0, np.nan, 0, 0, 0])}, "1 of 6 rows hold NaN"),
+        ({"logits": np.full((6, 6), np.inf)}, "6 of 6 rows hold NaN"),
+    ],
+)
+def test_defects_of_optional_arrays_are_named(changes, message):
+    with pytest.raises(UserError, match=message):
+        with_optional(**changes)
+
+
+def test_nan_in_an_optional_array_marks_the_row():
+    arrays = optional_arrays(6, 6)
+    table = make_table("alpha", rows=6)
+    arrays["logits"][3, 1] = np.nan
+    arrays["density"][1] = np.inf
+    found = PredictionTable.from_arrays(table.ids, alpha=table.alpha, allow_nan=True, **arrays)
+    assert found.nan_rows.tolist() == [False, True, False, True, False, False]
+    assert np.isnan(found.reading("own").epistemic[[1, 3]]).all()
+
+
+def test_ensembles_average_what_has_a_common_scale():
+    tables = [with_optional(seed=seed) for seed in (1, 2)]
+    found = combine(tables)
+    for name in ("logits", "density"):
+        mean = (getattr(tables[0], name) + getattr(tables[1], name)) / 2
+        np.testing.assert_allclose(getattr(found, name), mean, atol=1e-6)
+    # Twice the mean of dependent p-values is a p-value.
+    np.testing.assert_allclose(
+        found.familiarity, np.minimum(1, tables[0].familiarity + tables[1].familiarity), atol=1e-6
+    )
+    np.testing.assert_array_equal(found.lengths, tables[0].lengths)
+    np.testing.assert_allclose(combine(tables[:1]).familiarity, tables[0].familiarity)
+
+    other = with_optional(seed=2, density=None, lengths=None, option_lengths=None)
+    other.meta["method"] = "another"
+    mixed = combine([other, tables[0]])
+    assert mixed.logits is None and mixed.density is None and mixed.familiarity is not None
+    np.testing.assert_array_equal(mixed.option_lengths, tables[0].option_lengths)

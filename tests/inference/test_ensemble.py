@@ -11,7 +11,8 @@ from tiny import make_rows, write_rows
 
 from dappr_llm import AdapterEnsemble, UserError, load_checkpoint
 from dappr_llm.commands.main import main
-from dappr_llm.evaluation.prediction_table import PredictionTable, combine
+from dappr_llm.evaluation.ensemble_tables import combine
+from dappr_llm.evaluation.prediction_table import PredictionTable
 
 
 @pytest.fixture

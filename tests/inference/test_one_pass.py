@@ -6,6 +6,7 @@ import torch
 from tiny import build_model, make_rows
 
 from dappr_llm import DAPPrConfig, DAPPrTrainer
+from dappr_llm.inference import table_predictor
 from dappr_llm.inference.batching import JoinedRows, RowSet, token_batches
 
 
@@ -43,9 +44,35 @@ def test_tables_are_those_of_each_set_alone(tmp_path, tokenizer, lora, method, o
         assert table.ids.tolist() == wanted.ids.tolist() == [row["id"] for row in each.rows]
         assert table.meta == wanted.meta and table.width == wanted.width
         assert np.array_equal(table.labels, wanted.labels) and np.array_equal(table.num_options, wanted.num_options)
-        for name in ("probs", "alpha", "aleatoric", "epistemic"):
+        for name in ("probs", "alpha", "aleatoric", "epistemic", "logits", "lengths", "option_lengths"):
             one, other = getattr(table, name), getattr(wanted, name)
             assert (one is None and other is None) or np.allclose(one, other, atol=1e-4), name
+
+
+def test_tables_hold_logits_and_the_lengths_of_questions_and_options(tmp_path, tokenizer, lora):
+    trainer = build(tmp_path, tokenizer, lora, max_length=44)  # cuts the first prompt, not its length
+    rows = [*make_rows(3), {"id": "special", "question": "<s> a b", "choices": ["a", "one tool"]}]
+    rows = [{key: row[key] for key in ("id", "question", "choices")} for row in rows]
+    rows[0]["question"] = "very long story " * 9 + rows[0]["question"]
+    table = trainer.predict_table(rows, "t")
+
+    def count(text):
+        return len(tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+
+    assert table.lengths.tolist() == [count(row["question"]) for row in rows]
+    assert table.option_lengths.tolist() == [sum(map(count, row["choices"])) for row in rows]
+    np.testing.assert_allclose(table.alpha, np.logaddexp(0, table.logits) + 1, rtol=1e-5)
+
+    prepared = trainer.backend.prepare(rows, labelled=False).remove_columns(["text_length", "option_length"])
+    assert trainer.predict_table(prepared, "t").lengths is None  # tokenised elsewhere
+    lora.lora_dropout = 0.5
+    passes = build(tmp_path, tokenizer, lora, "mc_dropout").predict_table(rows, "t")
+    assert passes.logits.shape == passes.probs.shape
+
+
+def test_large_tables_leave_logits_out(tmp_path, tokenizer, lora, monkeypatch):
+    monkeypatch.setattr(table_predictor, "MOST_LOGITS", 7)
+    assert build(tmp_path, tokenizer, lora).predict_table(make_rows(2), "t").logits is None
 
 
 def test_equal_rows_are_computed_once_and_one_pass_serves_all(tmp_path, tokenizer, lora, monkeypatch):
