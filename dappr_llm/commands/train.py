@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -197,11 +198,27 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
         named = {each.task: table for each, table in zip(sets, tables, strict=True)}
         facts = {"base_revision": run.backend.base_revision, "data_revisions": dict(run.backend.data_revisions)}
         baselines = _baselines(run.train, id_set.rows, tables[0]) if is_main_process() else {}
-        finish(folder, named, recipe.name, seed=trainer.args.seed, facts=facts, baselines=baselines)
+        finish(folder, named, recipe.name, seed=trainer.args.seed, facts=facts, baselines=baselines, samples=True)
+        say(next_steps(folder))
     if trainer.args.push_to_hub:
         pushed = trainer.push_saved(str(folder))
         say(f"Published: {pushed.url if pushed else ''}")
     return folder
+
+
+def next_steps(folder: Path) -> str:
+    """What to type after a training."""
+    from ..decisions.rule import FILE as DECISION
+
+    run = shlex.quote(str(folder))
+    steps = [
+        (f"dappr report {run}", f"one page with all figures and pictures: {folder / 'report' / 'report.html'}"),
+        (f"dappr ask {run}", "ask it yourself"),
+    ]
+    if not (folder / DECISION).is_file():
+        steps.insert(1, (f"dappr calibrate {run}", "prediction sets, and when to abstain"))
+    width = max(len(command) for command, _ in steps)
+    return "\n".join(["Next:", *(f"  {command:<{width}}   {what}" for command, what in steps)])
 
 
 def _baselines(train: Any, test: Any, table: PredictionTable) -> Mapping[str, PredictionTable]:

@@ -22,6 +22,7 @@ from ..prediction_table import PredictionTable, id_and_ood
 from ..results import load_results_file, save_results
 from . import figures
 from .confusion import plot_confusion
+from .sample_answers import sample_answers
 from .text_tables import render_results
 
 
@@ -36,6 +37,7 @@ def finish(
     paths: Mapping[str, str] | None = None,
     baselines: Mapping[str, PredictionTable] | None = None,
     quiet: bool = False,
+    samples: bool = False,
     facts: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """
@@ -60,6 +62,8 @@ def finish(
             Tables of baselines for the rows of the first task, by name; see `trivial_baselines.py`.
         quiet (`bool`, *optional*, defaults to `False`):
             Write, but print nothing.
+        samples (`bool`, *optional*, defaults to `False`):
+            Also print a few questions and answers of every task.
         facts (`Mapping`, *optional*):
             More meta data: the commits of base model and datasets.
 
@@ -83,6 +87,9 @@ def finish(
     pictures = _draw(folder, id_table, ood_tables, classes)
     if not quiet:
         say("\n" + render_results(results, title, intervals, classes, meta))
+        if samples:
+            texts = {name: load_item_texts(folder / path) for name, path in meta["tables"].items()}
+            say(sample_answers(tables, texts))
         say(f"\nModel, tables and results: {folder}" + (f"\nPictures: {pictures}" if pictures else ""))
     return results
 
