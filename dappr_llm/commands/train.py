@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from ..core.recipe import Recipe
     from ..evaluation.prediction_table import PredictionTable
+    from ..training.untrained import Untrained
 
 EPILOG = """examples:
   dappr train recipes/quickstart.yaml
@@ -154,6 +155,7 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
     from ..training.build import build_args, build_run, build_tests
     from ..training.saving import check_last
     from ..training.trainer import DAPPrTrainer
+    from ..training.untrained import before_training
     from .predict import save_tables
 
     args = build_args(recipe)
@@ -177,6 +179,7 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
         recipe.model.revision = run.backend.base_revision  # the commit behind a branch, to be loaded again
     if is_main_process():
         write_text(folder / checkpoint.RECIPE, recipe.to_yaml())
+    before = before_training(trainer, run.train, id_set)
     size = "a stream of" if is_stream(run.train) else len(run.train)
     say(f"Training {recipe.method['name']} on {run.task}, {size} rows, into {folder}")
     if args.num_train_epochs or args.max_steps > 0:  # 0 epochs: test the starting adapter with this method
@@ -196,7 +199,7 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
     if id_set is not None:
         named = {each.task: table for each, table in zip(sets, tables, strict=True)}
         facts = {"base_revision": run.backend.base_revision, "data_revisions": dict(run.backend.data_revisions)}
-        baselines = _baselines(run.train, id_set.rows, tables[0]) if is_main_process() else {}
+        baselines = _baselines(run.train, id_set.rows, tables[0], before) if is_main_process() else {}
         finish(folder, named, recipe.name, seed=trainer.args.seed, facts=facts, baselines=baselines)
     if trainer.args.push_to_hub:
         pushed = trainer.push_saved(str(folder))
@@ -204,12 +207,13 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
     return folder
 
 
-def _baselines(train: Any, test: Any, table: PredictionTable) -> Mapping[str, PredictionTable]:
+def _baselines(train: Any, test: Any, table: PredictionTable, before: Untrained) -> Mapping[str, PredictionTable]:
     """The tables of the run's baselines, from its training and test rows; empty where there can be none."""
     from ..evaluation.row_baselines import row_baselines
 
     try:
-        found = row_baselines(train, test, table)
+        others = {} if before.zero_shot is None else {"zero_shot": before.zero_shot}
+        found = row_baselines(train, test, table, before.features, others, before.feature_rows)
     except Exception as error:  # training is done: whatever a baseline stumbles over must not cost its results
         say(f"No baselines: {first_line(error)}")
         return {}
