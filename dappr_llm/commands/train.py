@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ..core.recipe import Recipe
     from ..evaluation.prediction_table import PredictionTable
+    from ..training.untrained import Untrained
 
 EPILOG = """examples:
   dappr train recipes/quickstart.yaml
@@ -155,6 +156,7 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
     from ..training.build import build_args, build_run, build_tests
     from ..training.saving import check_last
     from ..training.trainer import DAPPrTrainer
+    from ..training.untrained import before_training
     from .predict import save_tables
 
     args = build_args(recipe)
@@ -178,6 +180,7 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
         recipe.model.revision = run.backend.base_revision  # the commit behind a branch, to be loaded again
     if is_main_process():
         write_text(folder / checkpoint.RECIPE, recipe.to_yaml())
+    before = before_training(trainer, run.train, id_set)
     size = "a stream of" if is_stream(run.train) else len(run.train)
     say(f"Training {recipe.method['name']} on {run.task}, {size} rows, into {folder}")
     if args.num_train_epochs or args.max_steps > 0:  # 0 epochs: test the starting adapter with this method
@@ -197,7 +200,7 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
     if id_set is not None:
         named = {each.task: table for each, table in zip(sets, tables, strict=True)}
         facts = {"base_revision": run.backend.base_revision, "data_revisions": dict(run.backend.data_revisions)}
-        baselines = _baselines(run.train, id_set.rows, tables[0]) if is_main_process() else {}
+        baselines = _baselines(run.train, id_set.rows, tables[0], before) if is_main_process() else {}
         finish(folder, named, recipe.name, seed=trainer.args.seed, facts=facts, baselines=baselines, samples=True)
         say(next_steps(folder))
     if trainer.args.push_to_hub:
@@ -206,27 +209,15 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
     return folder
 
 
-def next_steps(folder: Path) -> str:
-    """What to type after a training."""
-    from ..decisions.rule import FILE as DECISION
-
-    run = shlex.quote(str(folder))
-    steps = [
-        (f"dappr report {run}", f"one page with all figures and pictures: {folder / 'report' / 'report.html'}"),
-        (f"dappr ask {run}", "ask it yourself"),
-    ]
-    if not (folder / DECISION).is_file():
-        steps.insert(1, (f"dappr calibrate {run}", "prediction sets, and when to abstain"))
-    width = max(len(command) for command, _ in steps)
-    return "\n".join(["Next:", *(f"  {command:<{width}}   {what}" for command, what in steps)])
-
-
-def _baselines(train: Any, test: Any, table: PredictionTable) -> Mapping[str, PredictionTable]:
+        baselines = _baselines(run.train, id_set.rows, tables[0], before) if is_main_process() else {}
+        finish(folder, named, recipe.name, seed=trainer.args.seed, facts=facts, baselines=baselines, samples=True)
+        say(next_steps(folder))
     """The tables of the run's baselines, from its training and test rows; empty where there can be none."""
     from ..evaluation.row_baselines import row_baselines
 
     try:
-        found = row_baselines(train, test, table)
+        others = {} if before.zero_shot is None else {"zero_shot": before.zero_shot}
+        found = row_baselines(train, test, table, before.features, others, before.feature_rows)
     except Exception as error:  # training is done: whatever a baseline stumbles over must not cost its results
         say(f"No baselines: {first_line(error)}")
         return {}

@@ -77,6 +77,10 @@ class Backend(ABC):
             Whether the model runs a head of the method's own inside its forward pass.
         has_new_head (`bool`):
             Whether the layer that [`score_layer`] names is new and random.
+        pretrained (`bool`):
+            Whether the features of the base model mean something before training.
+        answers_untrained (`bool`):
+            Whether the model can be asked before any training (zero-shot).
         processing_class:
             What `transformers.Trainer` calls so: the tokenizer; `None` for images.
         class_names (`Sequence[str]`, *optional*):
@@ -96,6 +100,8 @@ class Backend(ABC):
     max_length: int | None = None
     has_head: bool = False
     has_new_head: bool = False
+    pretrained: bool = False
+    answers_untrained: bool = False
     processing_class: Any = None
     class_names: Sequence[str] | None = None
 

@@ -20,6 +20,7 @@ def row_baselines(
     table: PredictionTable,
     features: tuple[np.ndarray, np.ndarray] | None = None,
     others: Mapping[str, PredictionTable] | None = None,
+    feature_rows: np.ndarray | None = None,
 ) -> Baselines:
     """
     Baselines of a run, from the rows that it was trained and tested on.
@@ -28,19 +29,20 @@ def row_baselines(
         train, test: Rows of a text task (columns `question`, `options`, `label`) or of images (with `labels`).
         table ([`PredictionTable`]): The run's predictions for the test rows, in their order.
         features (`tuple[np.ndarray, np.ndarray]`, *optional*): Hidden states `[N, D]` of the frozen base model for the
-            rows of `train` and of `test`; used where all rows offer the same classes.
+            rows of `train` (or `feature_rows` of them) and of `test`; used where all rows offer the same classes.
         others (`Mapping[str, PredictionTable]`, *optional*): Further tables of the test rows by name, such as
             `"zero_shot"`.
+        feature_rows (`np.ndarray`, *optional*): Indices of the training rows whose features are given; by default all.
     """
     if not (table.labels >= 0).any():
         return Baselines()
     if not hasattr(train, "__len__"):
         found = Baselines(skipped={"all": "the training rows are a stream"})
     elif _has_items(train) and _has_items(test):
-        found = _text_baselines(train, test, table, features)
+        found = _text_baselines(train, test, table, features, feature_rows)
     elif hasattr(train, "labels") and hasattr(test, "labels"):
-        one, other = (_class_rows(np.asarray(r.labels), None, features, i) for i, r in enumerate((train, test)))
-        found = class_baselines(table, one, other)
+        labels = [np.asarray(rows.labels) for rows in (train, test)]
+        found = _class_baselines(table, labels, None, features, feature_rows)
     else:
         found = Baselines(skipped={"all": "the rows have neither texts nor labels that can be read"})
     found.tables |= others or {}
@@ -51,8 +53,19 @@ def _has_items(rows: Any) -> bool:
     return set(getattr(rows, "column_names", ())) >= _ITEMS
 
 
+def has_same_options(train: Any, test: Any) -> bool:
+    """Whether all rows, of a text task, offer the same options: classes."""
+    if not (_has_items(train) and _has_items(test)):
+        return False
+    return len({tuple(options) for rows in (train, test) for options in rows["options"]}) == 1
+
+
 def _text_baselines(
-    train: Any, test: Any, table: PredictionTable, features: tuple[np.ndarray, np.ndarray] | None
+    train: Any,
+    test: Any,
+    table: PredictionTable,
+    features: tuple[np.ndarray, np.ndarray] | None,
+    feature_rows: np.ndarray | None,
 ) -> Baselines:
     items = [
         [ItemText(str(q), tuple(o)) for q, o in zip(rows["question"], rows["options"], strict=True)]
@@ -62,11 +75,24 @@ def _text_baselines(
     if len({item.options for side in items for item in side}) != 1:
         return choice_baselines(table, ChoiceRows(labels[0], items[0]), ChoiceRows(labels[1], items[1]))
     texts = [[item.question for item in side] for side in items]
-    one, other = (_class_rows(labels[i], texts[i], features, i) for i in (0, 1))
-    return class_baselines(table, one, other)
+    return _class_baselines(table, labels, texts, features, feature_rows)
 
 
-def _class_rows(
-    labels: np.ndarray, texts: list[str] | None, features: tuple[np.ndarray, np.ndarray] | None, side: int
-) -> ClassRows:
-    return ClassRows(labels, texts, None if features is None else features[side])
+def _class_baselines(
+    table: PredictionTable,
+    labels: list[np.ndarray],
+    texts: list[list[str]] | None,
+    features: tuple[np.ndarray, np.ndarray] | None,
+    feature_rows: np.ndarray | None,
+) -> Baselines:
+    rows = [ClassRows(own, None if texts is None else texts[side]) for side, own in enumerate(labels)]
+    found = class_baselines(table, rows[0], rows[1])
+    if features is not None:
+        kept = labels[0] if feature_rows is None else labels[0][feature_rows]
+        more = class_baselines(table, ClassRows(kept, None, features[0]), ClassRows(labels[1], None, features[1]))
+        del more.tables["majority"]
+        for made in more.tables.values():
+            made.meta["baseline"]["of"] = int((labels[0] >= 0).sum())
+        found.tables |= more.tables
+        found.skipped |= more.skipped
+    return found

@@ -102,7 +102,7 @@ def class_baselines(table: PredictionTable, train: ClassRows, test: ClassRows, s
         raise UserError(f"The baselines were given the label {train.labels.max()}, but there are {classes} classes.")
     counts = np.bincount(train.labels, minlength=classes)
     found.tables["majority"] = _table(table, np.tile(_smoothed(counts), (len(table), 1)), {"rows": total})
-    kept = train.take(_sample(train.labels, _most_rows(classes), seed))
+    kept = train.take(stratified_sample(train.labels, _most_rows(classes), seed))
     facts = {"rows": len(kept.labels), "of": total}
     for name, inputs, fit in (("tfidf", "texts", _fit_texts), ("features", "features", _fit_features)):
         if getattr(train, inputs) is None or getattr(test, inputs) is None:
@@ -132,7 +132,7 @@ def choice_baselines(table: PredictionTable, train: ChoiceRows, test: ChoiceRows
     found = Baselines()
     if not len(known):
         return Baselines(skipped=dict.fromkeys(("majority_letter", "longest_option"), "no labelled training rows"))
-    known = known[_sample(train.labels[known], _MOST_ROWS // 4, seed)]
+    known = known[stratified_sample(train.labels[known], _MOST_ROWS // 4, seed)]
     items, labels, width = [train.items[i] for i in known], np.asarray(train.labels)[known], table.width
     facts = {"rows": len(items), "of": int((train.labels >= 0).sum())}
     counts = np.bincount(labels, minlength=width)[:width]
@@ -173,7 +173,7 @@ def _smoothed(counts: np.ndarray) -> np.ndarray:
     return (counts + 1) / (counts.sum() + len(counts))
 
 
-def _sample(labels: np.ndarray, most: int, seed: int) -> np.ndarray:
+def stratified_sample(labels: np.ndarray, most: int, seed: int) -> np.ndarray:
     """Indices of at most `most` rows in their order: the same share of every class, and at least one row of each."""
     if len(labels) <= most:
         return np.arange(len(labels))
@@ -240,7 +240,7 @@ def _search(inputs: _Inputs, train: ClassRows, classes: int, strengths: Sequence
 
     from .classification_metrics import balanced_accuracy, nll
 
-    rows = train.take(_sample(train.labels, _SEARCH_ROWS, 0))
+    rows = train.take(stratified_sample(train.labels, _SEARCH_ROWS, 0))
     folds = min(_FOLDS, int(np.bincount(rows.labels).max()))
     if folds < 2 or len(rows.labels) < 2 * folds:
         return strengths[len(strengths) // 2]

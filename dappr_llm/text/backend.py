@@ -86,6 +86,7 @@ class TextBackend(Backend):
     """
 
     modality = "text"
+    pretrained = True
 
     def __init__(
         self,
@@ -122,6 +123,7 @@ class TextBackend(Backend):
         self.readout: Readout = readout or LetterReadout(
             model, tokenizer, self.prompt.ending, self.prompt.spaces, extra_token_ids
         )
+        self.answers_untrained = self.readout.name != "head"
         self.truncation = truncation or self.readout.truncation
         self.reader = ModelReader(
             model,

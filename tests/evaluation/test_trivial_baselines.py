@@ -126,7 +126,7 @@ def test_training_rows_are_capped_and_the_cap_is_said(monkeypatch):
     found = class_baselines(run_table(test), train, test).tables
     assert found["tfidf"].meta["baseline"] | {"C": 0} == {"rows": 40, "of": 400, "C": 0}
     assert found["majority"].meta["baseline"] == {"rows": 400}
-    kept = trivial_baselines._sample(np.array([0] * 90 + [1] * 9 + [2]), 20, seed=0)
+    kept = trivial_baselines.stratified_sample(np.array([0] * 90 + [1] * 9 + [2]), 20, seed=0)
     assert len(kept) == 20 and np.bincount(np.array([0] * 90 + [1] * 9 + [2])[kept]).tolist() == [18, 1, 1]
 
 
