@@ -209,9 +209,22 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
     return folder
 
 
-        baselines = _baselines(run.train, id_set.rows, tables[0], before) if is_main_process() else {}
-        finish(folder, named, recipe.name, seed=trainer.args.seed, facts=facts, baselines=baselines, samples=True)
-        say(next_steps(folder))
+def next_steps(folder: Path) -> str:
+    """What to type after a training."""
+    from ..decisions.rule import FILE as DECISION
+
+    run = shlex.quote(str(folder))
+    steps = [
+        (f"dappr report {run}", f"one page with all figures and pictures: {folder / 'report' / 'report.html'}"),
+        (f"dappr ask {run}", "ask it yourself"),
+    ]
+    if not (folder / DECISION).is_file():
+        steps.insert(1, (f"dappr calibrate {run}", "prediction sets, and when to abstain"))
+    width = max(len(command) for command, _ in steps)
+    return "\n".join(["Next:", *(f"  {command:<{width}}   {what}" for command, what in steps)])
+
+
+def _baselines(train: Any, test: Any, table: PredictionTable, before: Untrained) -> Mapping[str, PredictionTable]:
     """The tables of the run's baselines, from its training and test rows; empty where there can be none."""
     from ..evaluation.row_baselines import row_baselines
 

@@ -8,7 +8,7 @@ it does not, as for images.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,19 +36,29 @@ def save_item_texts(rows: Iterable[Mapping[str, Any]], table_path: PathLike) -> 
     """
     Writes the item texts of a table beside it, one JSON object per line.
 
+    Options that rows do not repeat, since they share many labels, are not written: the table names its classes.
+
     Args:
-        rows (`Iterable[Mapping]`): Items with `id`, `question` and `options`, as [`load_task`] returns them.
+        rows (`Iterable[Mapping]`): Items with `id`, `question` and mostly `options`, as [`load_task`] returns them.
         table_path (`str` or `os.PathLike`): The table they belong to.
     """
     lines = (
         json.dumps(
-            {"id": row["id"], "question": row["question"], "options": list(row["options"])},
+            {"id": row["id"], "question": row["question"], "options": list(row.get("options", ()))},
             ensure_ascii=False,
             allow_nan=False,
         )
         for row in rows
     )
     write_text(item_texts_path(table_path), "".join(line + "\n" for line in lines))
+
+
+def options_of(rows: Any) -> Sequence[Sequence[str]] | None:
+    """The options of each row; those of labels that all rows share may be the names of its `label` alone."""
+    if "options" in getattr(rows, "column_names", ()):
+        return rows["options"]
+    names = getattr((getattr(rows, "features", None) or {}).get("label"), "names", None)
+    return None if names is None else [names] * len(rows)
 
 
 def load_item_texts(table_path: PathLike) -> dict[str, ItemText]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from .item_texts import ItemText
+from .item_texts import ItemText, options_of
 from .prediction_table import PredictionTable
 from .trivial_baselines import Baselines, ChoiceRows, ClassRows, choice_baselines, class_baselines
 
-_ITEMS = {"question", "options", "label"}
+_ITEMS = {"question", "label"}
 
 
 def row_baselines(
@@ -50,14 +50,14 @@ def row_baselines(
 
 
 def _has_items(rows: Any) -> bool:
-    return set(getattr(rows, "column_names", ())) >= _ITEMS
+    return set(getattr(rows, "column_names", ())) >= _ITEMS and options_of(rows) is not None
 
 
 def has_same_options(train: Any, test: Any) -> bool:
     """Whether all rows, of a text task, offer the same options: classes."""
     if not (_has_items(train) and _has_items(test)):
         return False
-    return len({tuple(options) for rows in (train, test) for options in rows["options"]}) == 1
+    return len({tuple(options) for rows in (train, test) for options in options_of(rows) or ()}) == 1
 
 
 def _text_baselines(
@@ -68,7 +68,7 @@ def _text_baselines(
     feature_rows: np.ndarray | None,
 ) -> Baselines:
     items = [
-        [ItemText(str(q), tuple(o)) for q, o in zip(rows["question"], rows["options"], strict=True)]
+        [ItemText(str(q), tuple(o)) for q, o in zip(rows["question"], options_of(rows) or (), strict=True)]
         for rows in (train, test)
     ]
     labels = [np.asarray(rows["label"], dtype=np.int64) for rows in (train, test)]

@@ -350,6 +350,11 @@ class TextBackend(Backend):
         return self.readout.score_layer(model)
 
     @property
+    def table_facts(self) -> Mapping[str, Any]:
+        # Beyond 26 labels, rows do not repeat them.
+        return {} if self.readout.labels is None else {"class_names": list(self.readout.labels)}
+
+    @property
     def packs(self) -> bool:
         return self.reader.packing
 

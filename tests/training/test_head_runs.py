@@ -91,6 +91,19 @@ def test_any_number_of_labels(tmp_path, tokenizer, lora, labels):
     assert table.probs.shape == (9, labels) and set(trainer.backend.config()["labels"]) == set(label_names(labels))
 
 
+def test_more_labels_than_letters_reach_results_and_report(tmp_path, model_folder, capsys):
+    # Rows do not repeat that many labels as their options; tables name the classes instead.
+    path = write_head_recipe(tmp_path, model_folder, labels=30, train={"num_train_epochs": 1})
+    assert main(["train", str(path)]) == 0
+    run, out = tmp_path / "run", capsys.readouterr().out
+    assert "Some answers" in out and "label 2" in out
+    content = json.loads((run / "results.json").read_text())
+    assert {each["name"] for each in content["classes"]} == set(label_names(30))
+    assert "baseline/tfidf/accuracy" in content["results"]
+    assert main(["report", str(run), "--resamples", "20"]) == 0
+    assert "label 29" in (run / "report" / "report.html").read_text()
+
+
 def test_python_takes_a_name_or_a_loaded_classifier(tmp_path, tokenizer, model_folder):
     rows = make_texts(12)
     for number, model in enumerate((str(model_folder), build_classifier(3))):
