@@ -1,9 +1,9 @@
 """
 Densities of hidden states: how typical a row is of those that were trained on, whatever its answer.
 
-Features `[N, G, D]` are L2-normalised vectors, one per group (a layer and a pooling). A density is fitted to each group
-from streaming moments, scores of groups are standardised on rows that the moments have not seen, and their mean is the
-density of a row: larger is more typical. There is nothing to tune: rank, neighbours and shares are constants below.
+Features `[N, G, D]` are L2-normalised vectors, one per group (a layer and a pooling). A density is fitted to each
+group from streaming moments, scores of groups are standardised on rows that the moments have not seen, and their mean
+is the density of a row: larger is more typical. There is nothing to tune: rank, neighbours and shares are constants.
 """
 
 from __future__ import annotations

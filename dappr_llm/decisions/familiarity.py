@@ -1,13 +1,13 @@
 """
 Familiarity: a density as a conformal p-value on held-out rows of the training distribution.
 
-A row with familiarity 0.005 is "as unusual as 1 in 200 of your questions". Of new rows of the same distribution a share
-of at most `a` (and about `a`) has a familiarity of at most `a`, whatever the density: it is the possibility that a row
-belongs to the distribution. The p-value of a row that is far from all others is 1/(n+1) at the least, so detection is
-always measured on the raw density.
+A row with familiarity 0.005 is "as unusual as 1 in 200 of your questions". Of new rows of the same distribution a
+share of at most `a` (and about `a`) has a familiarity of at most `a`, whatever the density: it is the possibility that
+a row belongs to the distribution. The p-value of a row that is far from all others is 1/(n+1) at the least, so
+detection is always measured on the raw density.
 
-The variance of a mean over tokens falls with their number. Rows are therefore compared with calibration rows of similar
-length, where these are enough for several bins.
+The variance of a mean over tokens falls with their number. Rows are therefore compared with calibration rows of
+similar length, where these are enough for several bins.
 """
 
 from __future__ import annotations
