@@ -55,13 +55,13 @@ WORDS = [
 ]
 
 
-def build_model(seed=0, **changes):
+def build_model(seed=0, layers=2, **changes):
     import torch
     from transformers import MistralConfig, MistralForCausalLM
 
     torch.manual_seed(seed)
     config = MistralConfig(
-        vocab_size=80, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=80, hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=256, pad_token_id=0, bos_token_id=2, eos_token_id=2,
         sliding_window=None, **changes,
     )  # fmt: skip

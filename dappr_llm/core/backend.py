@@ -108,7 +108,14 @@ class Backend(ABC):
     # --- the model ------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def read(self, model: nn.Module, inputs: Batch, width: int | None = None, hidden_states: bool = False) -> Outputs:
+    def read(
+        self,
+        model: nn.Module,
+        inputs: Batch,
+        width: int | None = None,
+        hidden_states: bool = False,
+        gate: bool = False,
+    ) -> Outputs:
         """
         One forward pass.
 
@@ -121,11 +128,32 @@ class Backend(ABC):
                 How many options to read; by default the K trained ones.
             hidden_states (`bool`, *optional*, defaults to `False`):
                 Also return `Outputs.features`, `[B, D]`: the states that the answers are read from.
+            gate (`bool`, *optional*, defaults to `False`):
+                Also return `Outputs.gate`, `[B, G, D]`: hidden states of G kinds from the same forward pass. The batch
+                must have been collated for it.
         """
 
     @abstractmethod
-    def collate(self, rows: Sequence[Row], pack: bool = True) -> dict[str, Any]:
-        """A batch of tensors from prepared rows; `pack=False` leaves out the layout of a padding-free batch."""
+    def collate(self, rows: Sequence[Row], pack: bool = True, gate: bool = False) -> dict[str, Any]:
+        """
+        A batch of tensors from prepared rows.
+
+        Args:
+            rows (`Sequence[Mapping]`):
+                Prepared rows.
+            pack (`bool`, *optional*, defaults to `True`):
+                Lay out a padding-free batch, where the model can be read so.
+            gate (`bool`, *optional*, defaults to `False`):
+                Add what `read` needs to give `Outputs.gate`.
+        """
+
+    def gate_groups(self, model: nn.Module) -> tuple[str, ...]:
+        """Names of the G kinds of hidden states in `Outputs.gate`; none: this model can have no gate."""
+        return ()
+
+    def content_lengths(self, rows: Any) -> list[int]:
+        """How long what each prepared or encoded row asks is, for comparing like with like; 0 without lengths."""
+        return [0] * len(rows)
 
     def repeated(self, inputs: Batch, times: int) -> dict[str, Any]:
         """A batch repeated `times` times, for stochastic passes side by side."""

@@ -29,19 +29,22 @@ class Outputs:
             The differentiable input, filled when the method needs `input_grad`.
         head (`dict`, *optional*):
             What the method's own head returned.
+        gate (`Tensor`, *optional*):
+            `[B, G, D]`, filled when it is asked for: hidden states of G kinds, of which densities are made.
     """
 
     logits: Tensor = None  # type: ignore[assignment]  # missing only where a head returns something else
     features: Tensor | None = None
     inputs: Tensor | None = None
     head: dict[str, Any] | None = None
+    gate: Tensor | None = None
 
     def narrow(self, num_classes: int, keep: int) -> Outputs:
         """Keep the first `keep` of `num_classes` classes in every block of `num_classes` outputs."""
         if keep == num_classes or self.logits is None:
             return self
         blocks = self.logits.unflatten(-1, (-1, num_classes))  # [B, C/K, K]
-        return Outputs(blocks[..., :keep].flatten(-2), self.features, self.inputs, self.head)
+        return Outputs(blocks[..., :keep].flatten(-2), self.features, self.inputs, self.head, self.gate)
 
     def of_head(self, name: str) -> Tensor:
         """What the method's own head returned under `name`, in float32 or better."""
@@ -68,7 +71,7 @@ class Outputs:
             return change(value) if isinstance(value, Tensor) else value
 
         head = None if self.head is None else {key: changed(value) for key, value in self.head.items()}
-        return Outputs(changed(self.logits), changed(self.features), changed(self.inputs), head)
+        return Outputs(changed(self.logits), changed(self.features), changed(self.inputs), head, changed(self.gate))
 
 
 def as_outputs(found: Any) -> Outputs:
@@ -103,6 +106,10 @@ class Prediction:
             `[B]`, how little the model knows about this input.
         members (`Tensor`, *optional*):
             `[M, B, K]` probabilities of each stochastic pass.
+        density (`Tensor`, *optional*):
+            `[B]`, how typical the input is of those that were trained on, where the checkpoint has a gate.
+        familiarity (`Tensor`, *optional*):
+            `[B]` in (0, 1], the share of held-out inputs that are at most as typical.
     """
 
     probs: Tensor
@@ -110,6 +117,8 @@ class Prediction:
     aleatoric: Tensor
     epistemic: Tensor
     members: Tensor | None = None
+    density: Tensor | None = None
+    familiarity: Tensor | None = None
 
     def keys(self) -> tuple[str, ...]:
         return ("probs", "alpha", "aleatoric", "epistemic")

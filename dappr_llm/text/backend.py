@@ -23,6 +23,7 @@ from ..core.errors import UserError
 from ..core.outputs import Outputs
 from ..methods import Method, name_of, served_by
 from . import asking, lm
+from .content_tokens import count_tokens, every_token
 from .data.columns import guess
 from .data.items import Columns, ItemParser, MCQItem
 from .data.streams import most_options, prepare_stream
@@ -30,6 +31,7 @@ from .loading import load_trained
 from .model_reader import ModelReader
 from .packing.layers import keep_differentiable
 from .packing.mixed_adapters import can_mix, fits, read_members
+from .pooled_states import group_names
 from .prompt import LabelPrompt, Prompt
 from .readouts.base import Readout
 from .readouts.letters import LetterReadout
@@ -190,6 +192,7 @@ class TextBackend(Backend):
         inputs: Batch,
         width: int | None = None,
         hidden_states: bool = False,
+        gate: bool = False,
         adapters: Sequence[str] | None = None,
     ) -> Outputs:
         """
@@ -199,16 +202,27 @@ class TextBackend(Backend):
         """
         width = width or self.num_choices or 2
         call = self.readout.call(self.method, width, inputs["input_ids"].device, adapters)
-        logits = self.reader.read(model, inputs, call)
+        logits = self.reader.read(model, inputs, call, gate)
         features = call.hidden if hidden_states else None
         logits = self.readout.select(logits, width)
         if self.evidence_offset:
             answers, rest = logits.split([width, logits.shape[-1] - width], dim=-1)
             logits = torch.cat([answers + self.evidence_offset, rest], dim=-1)
-        return Outputs(logits=logits, features=features)
+        pooled = None if call.pooling is None else call.pooling.features(call.hidden)
+        return Outputs(logits=logits, features=features, gate=pooled)
 
-    def collate(self, rows: Sequence[Row], pack: bool = True) -> dict[str, Any]:
-        return self.reader.collate(rows, pack, keep_rows=self.method.passes > 1)
+    def collate(self, rows: Sequence[Row], pack: bool = True, gate: bool = False) -> dict[str, Any]:
+        return self.reader.collate(rows, pack, self.method.passes > 1, gate)
+
+    def gate_groups(self, model: nn.Module) -> tuple[str, ...]:
+        return group_names(model, self.readout.causal)
+
+    def content_lengths(self, rows: Any) -> list[int]:
+        if isinstance(rows, list):
+            return [count_tokens(row.get("content") or every_token(len(row["input_ids"]))) for row in rows]
+        if "content" not in rows.column_names:
+            return [count_tokens(every_token(size)) for size in rows["length"]]
+        return [count_tokens(spans) for spans in rows["content"]]
 
     def repeated(self, inputs: Batch, times: int) -> dict[str, Any]:
         return self.reader.repeated(inputs, times)

@@ -11,8 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Size, Tensor
+
+if TYPE_CHECKING:
+    from .pooled_states import Pooling
 
 
 @dataclass
@@ -35,6 +39,8 @@ class ForwardCall:
             Stop the forward pass where the lowest trained layer begins, to fill the cache.
         last (`Tensor`, *optional*):
             Where a classification head reads each row of a packed batch, `[B]`; by default at the last position.
+        pooling (`Pooling`, *optional*):
+            What the hooks of the gate pool of hidden states, and where they put it.
         hidden (`Tensor`, *optional*):
             Filled by the head's hook: the states that the logits were read from.
         shape (`Size`, *optional*):
@@ -50,6 +56,7 @@ class ForwardCall:
     states: Tensor | None = None
     stop_below: bool = False
     last: Tensor | None = None
+    pooling: Pooling | None = None
     hidden: Tensor | None = None
     shape: Size | None = None
     logits: Tensor | None = None

@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from ..core.backend import evaluating, option_rows, repeat_rows, to_device
 from ..core.errors import UserError
+from .content_tokens import every_token, positions
 from .forward_call import CURRENT, ForwardCall
 from .packing.attention import KEYWORD, prepare_packing
 from .packing.frozen_layers import FrozenLayers
 from .packing.layers import compile_blocks, unwrapped
-from .packing.layout import layout
+from .packing.layout import flat_index, layout
+from .pooled_states import Pooling, watch_layers
 
 _MODEL_INPUTS = ("input_ids", "attention_mask", "position_ids")
 
@@ -67,7 +69,9 @@ class ModelReader:
 
     # --- collating ------------------------------------------------------------------------------------------------
 
-    def collate(self, rows: Sequence[Mapping[str, Any]], pack: bool = True, keep_rows: bool = False) -> dict[str, Any]:
+    def collate(
+        self, rows: Sequence[Mapping[str, Any]], pack: bool = True, keep_rows: bool = False, gate: bool = False
+    ) -> dict[str, Any]:
         """
         Padded tensors of prepared rows and, if asked, the layout of the packed batch (`packed`).
 
@@ -81,6 +85,8 @@ class ModelReader:
                 Whether to lay out a packed batch; `False` for a single prompt, which has nothing to pad or share.
             keep_rows (`bool`, *optional*, defaults to `False`):
                 Keep the token rows, from which `repeated` lays out several stochastic passes.
+            gate (`bool`, *optional*, defaults to `False`):
+                Say where the content tokens are, whose states are pooled.
         """
         longest = max(len(row["input_ids"]) for row in rows)
         ids = torch.full((len(rows), longest), self.pad_token_id, dtype=torch.long)
@@ -98,29 +104,39 @@ class ModelReader:
                 batch[key] = torch.as_tensor([row[key] for row in rows])
         if "num_options" in rows[0] and pack:
             batch["option_rows"] = option_rows([row["num_options"] for row in rows])
-        if self.packing and (pack or self.frozen is not None):
-            batch["packed"] = self._layout([row["input_ids"] for row in rows], self.share_prefix)
+        content = (
+            [positions(row.get("content") or every_token(len(row["input_ids"]))) for row in rows] if gate else None
+        )
+        if content is not None:
+            starts = [i * longest for i in range(len(rows))]
+            if self.causal:  # padded on the left
+                starts = [start + longest - len(row["input_ids"]) for start, row in zip(starts, rows, strict=True)]
+            batch["content"] = flat_index([range(start, start + longest) for start in starts], content)
+        if self.packing and (pack or (self.frozen is not None and not gate)):
+            batch["packed"] = self._layout([row["input_ids"] for row in rows], self.share_prefix, content)
             if keep_rows:
                 batch["packed"]["rows"] = [list(row["input_ids"]) for row in rows]
         return batch
 
     def repeated(self, inputs: Mapping[str, Any], times: int) -> dict[str, Any]:
         """A batch several times over, for stochastic passes: rows that shared tokens would share dropout masks."""
-        found = repeat_rows({key: value for key, value in inputs.items() if key != "packed"}, times)
+        found = repeat_rows({key: value for key, value in inputs.items() if key not in ("packed", "content")}, times)
         rows = inputs.get("packed", {}).get("rows")
         if rows is not None:
             found["packed"] = to_device(self._layout(rows * times, share=False), inputs["input_ids"].device)
         return found
 
-    def _layout(self, rows: Sequence[Sequence[int]], share: bool) -> dict[str, Any]:
-        plan = layout(rows, share)
-        if self.frozen is not None:
+    def _layout(
+        self, rows: Sequence[Sequence[int]], share: bool, content: Sequence[Sequence[int]] | None = None
+    ) -> dict[str, Any]:
+        plan = layout(rows, share, chosen=content)
+        if self.frozen is not None and content is None:  # the cache holds no states of lower layers to pool
             plan["trunk"] = self.frozen.states(rows, plan)
         return plan
 
     # --- reading --------------------------------------------------------------------------------------------------
 
-    def read(self, model: nn.Module, inputs: Mapping[str, Any], call: ForwardCall) -> Tensor:
+    def read(self, model: nn.Module, inputs: Mapping[str, Any], call: ForwardCall, gate: bool = False) -> Tensor:
         """
         Logits `[B, C]` after the last token of each row; `call.hidden` then holds the states `[B, D]` behind them.
 
@@ -131,11 +147,28 @@ class ModelReader:
                 From `collate`, on the model's device.
             call (`ForwardCall`):
                 Which vocabulary rows to read, and with which adapters.
+            gate (`bool`, *optional*, defaults to `False`):
+                Pool hidden states into `call.pooling`; the batch must have been collated for it.
         """
         plan = None if call.adapters is not None else inputs.get("packed")
-        if plan is not None and self._packs(model):
+        packed = plan is not None and self._packs(model)
+        if gate:
+            with self._lock:
+                watch_layers(model)
+            call.pooling = self._pooling(plan if packed else inputs, packed)  # type: ignore[arg-type]
+        if packed:
+            assert plan is not None
             return read_packed(model, plan, call)
         return read_padded(model, inputs, call)
+
+    def _pooling(self, batch: Mapping[str, Any], packed: bool) -> Pooling:
+        rows, longest = batch["input_ids"].shape
+        last = None
+        if self.causal:
+            last = (
+                batch["last"] if packed else torch.arange(1, rows + 1, device=batch["input_ids"].device) * longest - 1
+            )
+        return Pooling(**batch["content"], last=last)
 
     def _packs(self, model: nn.Module) -> bool:
         """Whether packed batches work with this model; tried once, with a few tiny rows."""

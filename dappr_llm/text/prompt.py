@@ -100,6 +100,10 @@ class Prompt:
         values = {"instruction": [(self.instruction, False)], "question": [(question, True)], "choices": choices}
         return _fill(self.template, "template", values)
 
+    def content(self, pieces: Sequence[Piece]) -> list[bool]:
+        """Which of the [`pieces`] say what was asked: question and options, and no word that all prompts share."""
+        return [users for _, users in pieces]
+
     def render(self, question: str, options: Sequence[str]) -> str:
         """The prompt of one question; the answer is the next token."""
         return "".join(text for text, _ in self.pieces(question, options))
@@ -145,6 +149,11 @@ class LabelPrompt(Prompt):
         labels = ", ".join(options) if self.listed is None else self.listed
         values = {"instruction": [(self.instruction, False)], "text": [(question, True)], "labels": [(labels, True)]}
         return _fill(self.template, "label template", values)
+
+    def content(self, pieces: Sequence[Piece]) -> list[bool]:
+        # Each part of the template is one piece; the list of labels is the same in every prompt.
+        own = [part == _Field("text") for part in _parse(self.template, "label template")]
+        return own if self.rendered is None else [False, *own, False]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import UserError
 
@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Piece = tuple[str, bool]  # a text, and whether it is the user's
+
+
+class Encoded(NamedTuple):
+    """Token ids of a prompt, and the characters that each is made of; `None` from tokenizers that do not say."""
+
+    ids: list[int]
+    offsets: list[tuple[int, int]] | None
+
+
 # Tokenizers hold `split_special_tokens` as their state, which threads of a pipeline would change under each other.
 _LOCK = threading.Lock()
 
@@ -28,9 +37,9 @@ def encode_prompts(
     prompts: Sequence[Sequence[Piece]],
     names: Sequence[str],
     add_special_tokens: bool = True,
-) -> list[list[int]]:
+) -> list[Encoded]:
     """
-    Token ids of prompts.
+    Token ids of prompts, with their places in the text.
 
     Args:
         tokenizer (`PreTrainedTokenizerBase`):
@@ -43,17 +52,20 @@ def encode_prompts(
             Whether the tokenizer puts its own tokens around a prompt; a chat template has written them already.
     """
     special, around = _special_tokens(tokenizer), {"add_special_tokens": add_special_tokens}
-    found = encode_texts(tokenizer, ["".join(text for text, _ in pieces) for pieces in prompts], **around)
+    found = _encode(tokenizer, ["".join(text for text, _ in pieces) for pieces in prompts], **around)
     own: dict[str, Counter[int]] = {}
     for i, pieces in enumerate(prompts):
         template = "\0".join(text for text, users in pieces if not users)
         if template not in own:  # equal for all prompts with as many options
             own[template] = _controls(tokenizer, special, _own_ids(tokenizer, pieces, **around))
         said = "\0".join(text for text, users in pieces if users)
-        if not any(token in said for token in special) and _controls(tokenizer, special, found[i]) == own[template]:
+        if (
+            not any(token in said for token in special)
+            and _controls(tokenizer, special, found[i].ids) == own[template]
+        ):
             continue
         found[i] = _encode_plainly(tokenizer, pieces, special, **around)
-        if _controls(tokenizer, special, found[i]) != own[template]:
+        if _controls(tokenizer, special, found[i].ids) != own[template]:
             raise UserError(
                 f"Item {names[i]!r} contains a control token of the model, such as {min(special)!r}, which this "
                 f"tokenizer ({type(tokenizer).__name__}) cannot read as plain text; remove it from the item"
@@ -69,6 +81,17 @@ def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: list[str], plain: bo
         how["split_special_tokens"] = True
     with _LOCK:
         return tokenizer(texts, **how)["input_ids"]
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str], plain: bool = False, **how: Any) -> list[Encoded]:
+    if not texts:
+        return []
+    if plain:
+        how["split_special_tokens"] = True
+    with _LOCK:
+        found = tokenizer(texts, return_offsets_mapping=bool(tokenizer.is_fast), **how)
+    places = found.get("offset_mapping") or [None] * len(texts)
+    return [Encoded(ids, own) for ids, own in zip(found["input_ids"], places, strict=True)]
 
 
 def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
@@ -92,32 +115,41 @@ def _own_ids(tokenizer: PreTrainedTokenizerBase, pieces: Sequence[Piece], **arou
 
 def _encode_plainly(
     tokenizer: PreTrainedTokenizerBase, pieces: Sequence[Piece], special: dict[str, int], add_special_tokens: bool
-) -> list[int]:
-    """Token ids of a prompt, cut at the template's own special tokens; all between them is read as plain text."""
+) -> Encoded:
+    """A prompt cut at the template's own special tokens; all between them is read as plain text."""
     pattern = re.compile("(" + "|".join(map(re.escape, sorted(special, key=len, reverse=True))) + ")")
-    chunks: list[str | int] = [""]
+    chunks: list[tuple[int, str | int]] = [(0, "")]  # where each begins, and its text or token
+    place = 0
     for text, users in pieces:
         for part in [text] if users else pattern.split(text):
             if not users and part in special:
-                chunks += [special[part], ""]
+                chunks += [(place, special[part]), (place + len(part), "")]
             else:
-                chunks[-1] = str(chunks[-1]) + part
+                chunks[-1] = (chunks[-1][0], str(chunks[-1][1]) + part)
+            place += len(part)
     try:
         if len(chunks) == 1:
-            return encode_texts(tokenizer, [str(chunks[0])], plain=True, add_special_tokens=add_special_tokens)[0]
-        ids: list[int] = []
-        for chunk in chunks:
-            if isinstance(chunk, int):
-                ids.append(chunk)
-            elif chunk:
-                ids += encode_texts(tokenizer, [chunk], plain=True, add_special_tokens=False)[0]
+            return _encode(tokenizer, [str(chunks[0][1])], plain=True, add_special_tokens=add_special_tokens)[0]
+        parts = [_encode_chunk(tokenizer, start, chunk) for start, chunk in chunks if chunk != ""]
     except ValueError:  # a tokenizer that cannot; the caller refuses what is left
         whole = "".join(text for text, _ in pieces)
-        return encode_texts(tokenizer, [whole], add_special_tokens=add_special_tokens)[0]
-    if not add_special_tokens:
-        return ids
-    before, after = _around(tokenizer)
-    return before + ids + after
+        return _encode(tokenizer, [whole], add_special_tokens=add_special_tokens)[0]
+    before, after = _around(tokenizer) if add_special_tokens else ([], [])
+    parts = [Encoded(before, [(0, 0)] * len(before)), *parts, Encoded(after, [(0, 0)] * len(after))]
+    known = all(part.offsets is not None for part in parts)
+    return Encoded(
+        [token for part in parts for token in part.ids],
+        [each for part in parts for each in part.offsets or ()] if known else None,
+    )
+
+
+def _encode_chunk(tokenizer: PreTrainedTokenizerBase, start: int, chunk: str | int) -> Encoded:
+    if isinstance(chunk, int):
+        return Encoded([chunk], [(0, 0)])
+    (found,) = _encode(tokenizer, [chunk], plain=True, add_special_tokens=False)
+    if found.offsets is None:
+        return found
+    return Encoded(found.ids, [(start + first, start + last) for first, last in found.offsets])
 
 
 def _around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UserError
+from .content_tokens import content_spans
 from .data.items import Columns, MCQItem, parse_item
 from .data.tasks import ItemRows, as_dataset, items_of, labels_of
 from .prompt import Prompt
-from .special_tokens import encode_prompts, encode_texts
+from .special_tokens import Encoded, Piece, encode_prompts, encode_texts
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -54,24 +55,28 @@ def tokenize_items(
             The fixed labels of a classifier, instead of options of each row.
 
     Returns:
-        Columns `input_ids`, `labels`, `num_options`, `length` and `truncated`.
+        Columns `input_ids`, `labels`, `num_options`, `length`, `truncated`, and `content`: which tokens are what was
+        asked, see [`content_spans`].
     """
     options = rows["options"] if labels is None else [labels] * len(rows["question"])
     pieces = [prompt.pieces(q, o) for q, o in zip(rows["question"], options, strict=True)]
     special = not prompt.chat  # a chat template writes the tokens that begin and end a text by itself
-    input_ids = encode_prompts(tokenizer, pieces, rows["id"], special)
+    encoded = encode_prompts(tokenizer, pieces, rows["id"], special)
     truncated = [False] * len(pieces)
-    for i, ids in enumerate(input_ids):
-        if len(ids) > max_length:
+    for i, found in enumerate(encoded):
+        if len(found.ids) > max_length:
             item = MCQItem(rows["id"][i], rows["question"][i], tuple(options[i]), -1)
-            input_ids[i] = _shorten(item, tokenizer, prompt, max_length, truncation)
+            pieces[i], encoded[i] = _shorten(item, tokenizer, prompt, max_length, truncation)
             truncated[i] = True
     return {
-        "input_ids": input_ids,
+        "input_ids": [found.ids for found in encoded],
         "labels": list(rows["label"]),
         "num_options": [len(o) for o in options],
-        "length": [len(ids) for ids in input_ids],
+        "length": [len(found.ids) for found in encoded],
         "truncated": truncated,
+        "content": [
+            content_spans(found, own, prompt.content(own)) for found, own in zip(encoded, pieces, strict=True)
+        ],
     }
 
 
@@ -107,11 +112,12 @@ def text_lengths(
 
 def _shorten(
     item: MCQItem, tokenizer: PreTrainedTokenizerBase, prompt: Prompt, limit: int, truncation: str
-) -> list[int]:
-    """Token ids of the prompt with as many words of the text as fit into `limit` tokens (bisection)."""
+) -> tuple[list[Piece], Encoded]:
+    """The prompt with as many words of the text as fit into `limit` tokens (bisection)."""
 
-    def encode(kept: str) -> list[int]:
-        return encode_prompts(tokenizer, [prompt.pieces(kept, item.options)], [item.id], not prompt.chat)[0]
+    def encode(kept: str) -> tuple[list[Piece], Encoded]:
+        pieces = prompt.pieces(kept, item.options)
+        return pieces, encode_prompts(tokenizer, [pieces], [item.id], not prompt.chat)[0]
 
     words = item.question.split(" ")
     # A text without spaces, as in Chinese, or with one endless word, is cut between characters.
@@ -119,9 +125,9 @@ def _shorten(
         low, high, best = 1, len(units) - 1, None
         while low <= high:
             middle = (low + high) // 2
-            ids = encode(glue.join(_kept(units, middle, truncation)))
-            if len(ids) <= limit:
-                best, low = ids, middle + 1
+            found = encode(glue.join(_kept(units, middle, truncation)))
+            if len(found[1].ids) <= limit:
+                best, low = found, middle + 1
             else:
                 high = middle - 1
         if best is not None:

@@ -163,7 +163,14 @@ class ImageBackend(Backend):
         backend.evidence_offset = config.get("evidence_offset", 0.0)
         return model, backend
 
-    def read(self, model: nn.Module, inputs: Batch, width: int | None = None, hidden_states: bool = False) -> Outputs:
+    def read(
+        self,
+        model: nn.Module,
+        inputs: Batch,
+        width: int | None = None,
+        hidden_states: bool = False,
+        gate: bool = False,
+    ) -> Outputs:
         """One forward pass, with whatever the method needs; a classifier always reads all of its classes."""
         pixels = inputs["pixel_values"]
         wanted = "input_grad" in self.method.needs and model.training and torch.is_grad_enabled()
@@ -175,9 +182,13 @@ class ImageBackend(Backend):
             classes, rest = logits.split([self.num_choices, logits.shape[-1] - self.num_choices], dim=-1)
             logits = torch.cat([classes + self.evidence_offset, rest], dim=-1)
         features = out.features if hidden_states or "features" in self.method.needs else None
-        return Outputs(logits=logits, features=features, inputs=pixels if wanted else None, head=out.head)
+        pooled = out.features[:, None] if gate else None
+        return Outputs(logits, features, pixels if wanted else None, out.head, pooled)
 
-    def collate(self, rows: Sequence[Row], pack: bool = True) -> dict[str, Any]:
+    def gate_groups(self, model: nn.Module) -> tuple[str, ...]:
+        return ("pooled features",)
+
+    def collate(self, rows: Sequence[Row], pack: bool = True, gate: bool = False) -> dict[str, Any]:
         """A batch of tensors; rows that were fetched together are stacked already."""
         return dict(collate_rows(rows))  # type: ignore[arg-type]
 

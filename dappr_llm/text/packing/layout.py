@@ -13,6 +13,7 @@ argument, and the functions of `attention.py` read them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +23,12 @@ import torch
 _WASTE = {"cpu": 1 << 13, "cuda": 1 << 20}
 
 
-def layout(rows: Sequence[Sequence[int]], share: bool = True, waste: int | None = None) -> dict[str, Any]:
+def layout(
+    rows: Sequence[Sequence[int]],
+    share: bool = True,
+    waste: int | None = None,
+    chosen: Sequence[Sequence[int]] | None = None,
+) -> dict[str, Any]:
     """
     Where each token of a batch is computed, and what it attends to.
 
@@ -34,13 +40,17 @@ def layout(rows: Sequence[Sequence[int]], share: bool = True, waste: int | None 
             stochastic passes need: their dropout masks must not be the same in all rows.
         waste (`int`, *optional*):
             Padding inside attention that is accepted before rows are split into groups of similar length.
+        chosen (`Sequence[Sequence[int]]`, *optional*):
+            Numbers of some tokens of each row, whose packed places are asked for.
 
     Returns:
         `dict`: `input_ids` and `position_ids` `[1, N]`, `last` `[B]` (where each row's answer is read; `ends`:
         each place once), `put` `[N]` and `groups`, what attention needs, and `owners`, from which row and which of its
-        tokens each stretch is.
+        tokens each stretch is. With `chosen` also `content`: their packed places, row by row (`tokens`), and where
+        each row's begin (`offsets`).
     """
-    tokens, positions, last, segments, owners = _merge(rows, share)
+    tokens, positions, paths, segments, owners = _merge(rows, share)
+    last = [path[-1] for path in paths]
     groups = []
     placed: list[int] = []  # packed index of every slot of all groups, in their order; -1 for padding
     for group in _group(segments, _default_waste() if waste is None else waste):
@@ -72,7 +82,23 @@ def layout(rows: Sequence[Sequence[int]], share: bool = True, waste: int | None 
         "put": torch.tensor(put),
         "groups": groups,
         "owners": owners,
+        **({} if chosen is None else {"content": flat_index(paths, chosen)}),
     }
+
+
+def flat_index(places: Sequence[Sequence[int]], chosen: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
+    """
+    Some tokens of each row in a flattened batch, as `embedding_bag` takes them.
+
+    Args:
+        places (`Sequence[Sequence[int]]`):
+            Where each token of each row is.
+        chosen (`Sequence[Sequence[int]]`):
+            Numbers of the tokens that are meant.
+    """
+    tokens = [path[token] for path, own in zip(places, chosen, strict=True) for token in own]
+    starts = [0, *itertools.accumulate(map(len, chosen))][:-1]
+    return {"tokens": torch.tensor(tokens), "offsets": torch.tensor(starts)}
 
 
 def _default_waste() -> int:
@@ -84,15 +110,15 @@ _Segment = tuple[list[int], list[int]]  # packed indices of a row's own tokens, 
 
 def _merge(rows: Sequence[Sequence[int]], share: bool) -> tuple[Any, ...]:
     """
-    Tokens without repeats, their positions, where each row ends, the segments that attention works on, and from
-    where in which row each segment is.
+    Tokens without repeats, their positions, where each token of each row is, the segments that attention works on, and
+    from where in which row each segment is.
     """
     lists = [list(row) for row in rows]
     order = sorted(range(len(rows)), key=lists.__getitem__) if share else list(range(len(rows)))
     common = _common(lists[order[0]], lists[order[-1]]) if share and len(rows) > 1 else 0
     tokens: list[int] = []
     positions: list[int] = []
-    last = [0] * len(rows)
+    paths: list[list[int]] = [[]] * len(rows)
     segments: list[_Segment] = []
     owners: list[tuple[int, int, int]] = []
     path: list[int] = []
@@ -116,9 +142,9 @@ def _merge(rows: Sequence[Sequence[int]], share: bool) -> tuple[Any, ...]:
         start = _common(before, row) if share else 0
         if start < len(row):
             add(number, start, len(row))
-        last[number] = path[len(row) - 1]
+        paths[number] = path[: len(row)]
         before = row
-    return tokens, positions, last, segments, owners
+    return tokens, positions, paths, segments, owners
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
