@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-_LOGITS = "logits"
+LOGITS = "logits"  # key of the logits among gathered outputs
 _MOST_LOG_ALPHA = 60.0
 Gathered: TypeAlias = "Tensor | dict[str, Tensor]"
 
@@ -64,7 +64,7 @@ class Outputs:
         """What is kept of a forward pass: the logits, and the values of the method's own head if there is one."""
         if self.head is None:
             return self.logits
-        return self.head if self.logits is None else {_LOGITS: self.logits, **self.head}
+        return self.head if self.logits is None else {LOGITS: self.logits, **self.head}
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Outputs:
         def changed(value: Any) -> Any:
@@ -79,7 +79,7 @@ def as_outputs(found: Any) -> Outputs:
     if not isinstance(found, Mapping):
         return Outputs(logits=torch.as_tensor(found))
     values = {key: torch.as_tensor(value) for key, value in found.items()}
-    logits = values.pop(_LOGITS, None)
+    logits = values.pop(LOGITS, None)
     return Outputs(logits=logits, head=values)  # type: ignore[arg-type]
 
 

@@ -7,64 +7,30 @@ output folder. With an `Accelerator` of several processes, batches are shared ou
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch import Tensor
 
 from ..core import checkpoint
-from ..core.backend import Backend, Batch, Row, evaluating, to_device
-from ..core.errors import UserError
-from ..core.outputs import Gathered, Outputs, Prediction, as_outputs, map_values
-from ..core.terminal import printable
+from ..core.backend import Batch, Row, to_device
+from ..core.outputs import Outputs, Prediction, as_outputs, map_values
 from ..evaluation.prediction_table import PredictionTable
-from ..methods import Method, name_of
-from .batching import JoinedRows, RowSet, token_batches
+from ..methods import name_of
+from .batch_reader import FEATURES, BatchReader, PredictionSettings, without_density
+from .batching import RowSet
 from .finite_predictions import finite_prediction
-from .stochastic_passes import read_passes, seeded
+from .stochastic_passes import seeded
 
-if TYPE_CHECKING:
-    from accelerate import Accelerator
+__all__ = ["PredictionSettings", "TablePredictor"]
 
-_FEATURES = "hidden_states"
 MOST_LOGITS = 100_000_000  # values of a table, 400 MB; larger tables are written without logits
 
 
-@dataclass(frozen=True)
-class PredictionSettings:
-    """
-    How rows are batched; changes speed only.
-
-    Args:
-        batch_size (`int`, *optional*, defaults to 16):
-            Rows of a batch, where rows have no length.
-        max_tokens (`int`, *optional*, defaults to 4096):
-            Tokens of a batch; 0: batches of `batch_size` rows, the longest first.
-        num_workers (`int`, *optional*, defaults to 0):
-            Processes of the data loader.
-        pin_memory (`bool`, *optional*, defaults to `False`):
-            Of the data loader.
-        seed (`int`, *optional*, defaults to 0):
-            Of stochastic passes; each rank adds its number.
-        progress (`bool`, *optional*):
-            Show a bar; by default in a terminal.
-    """
-
-    batch_size: int = 16
-    max_tokens: int = 4096
-    num_workers: int = 0
-    pin_memory: bool = False
-    seed: int = 0
-    progress: bool | None = None
-
-
-class TablePredictor:
+class TablePredictor(BatchReader):
     """
     Predicts rows with a model.
 
@@ -81,6 +47,8 @@ class TablePredictor:
             Batch sizes and seed.
         method_name (`str`, *optional*):
             What tables call the method; by default its name in `METHODS`.
+        gate (`GateScorer`, *optional*):
+            Adds density and familiarity, from the same forward passes (of MC dropout from one more, without dropout).
 
     Example:
 
@@ -89,20 +57,6 @@ class TablePredictor:
     >>> table = TablePredictor(run.model, run.method, run.backend).predict_table(rows, task="mine")
     ```
     """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        method: Method,
-        backend: Backend,
-        accelerator: Accelerator | None = None,
-        settings: PredictionSettings | None = None,
-        method_name: str | None = None,
-    ):
-        self.model, self.method, self.backend = model, method, backend
-        self.accelerator = accelerator
-        self.settings = settings or PredictionSettings()
-        self.method_name = method_name
 
     # --- one batch ------------------------------------------------------------------------------------------------
 
@@ -120,21 +74,19 @@ class TablePredictor:
                 What errors call the rows; by default their `id`, or their number in the batch.
         """
         # A single row has nothing to pad and nothing to share.
-        batch: Batch = self.backend.collate(rows, pack=len(rows) > 1)
+        batch: Batch = self.backend.collate(rows, pack=len(rows) > 1, gate=self.gate is not None)
         if self.device.type != "cpu":
             batch = to_device(batch, self.device)
-        if self.method.passes == 1:
-            found = self.backend.read(self.model, batch, width).gathered()
-        else:
-            with seeded(0):
-                found = read_passes(self.backend, self.model, batch, self.method.passes, width)
-        outputs = as_outputs(map_values(found, lambda value: value.cpu()))
-        return finite_prediction(self.method, outputs, ids or [row.get("id", i) for i, row in enumerate(rows)])
-
-    @property
-    def device(self) -> torch.device:
-        """Where batches go."""
-        return self.accelerator.device if self.accelerator is not None else next(self.model.parameters()).device
+        with seeded(0) if self.method.passes > 1 else nullcontext():
+            found = self.outputs(batch, self.method.passes, width)
+        found, density = without_density(map_values(found, lambda value: value.cpu()))
+        names = ids or [row.get("id", i) for i, row in enumerate(rows)]
+        prediction = finite_prediction(self.method, as_outputs(found), names)
+        if self.gate is not None:
+            prediction.density = density
+            known = self.gate.gate.p_values(density.numpy(), np.asarray(self.backend.content_lengths(list(rows))))
+            prediction.familiarity = None if known is None else torch.from_numpy(known)
+        return prediction
 
     # --- whole datasets -------------------------------------------------------------------------------------------
 
@@ -167,14 +119,19 @@ class TablePredictor:
         asked = [each.meta.get("task_num_choices") or count for each, count in zip(sets, most, strict=True)]
         trained = self.backend.num_choices or 0
         widths = [max(trained, *pair) for pair in zip(asked, most, strict=True)]
-        found = self._read_sets(prepared, max(widths), ", ".join(each.task for each in sets))
+        found = self.read_sets(prepared, max(widths), ", ".join(each.task for each in sets))
         tables = []
         for each, rows, part, width, choices in zip(sets, prepared, found, widths, asked, strict=True):
             meta = {"task": each.task, "split": each.split, "seed": self.settings.seed, **each.meta}
             meta["task_num_choices"] = choices
+            part, density = without_density(part)
             outputs = as_outputs(part).narrow(max(widths), width)
             labels, counts = np.asarray(rows["labels"]), np.asarray(rows["num_options"])
-            tables.append(self.table(outputs, labels, counts, list(rows["id"]), meta, _lengths(rows)))
+            tables.append(
+                self.table(
+                    outputs, labels, counts, list(rows["id"]), meta, {**_lengths(rows), **self._typical(density, rows)}
+                )
+            )
         return tables
 
     def hidden_states(self, dataset: Any, name: str = "dataset") -> tuple[Tensor, Tensor]:
@@ -188,8 +145,20 @@ class TablePredictor:
                 What error messages call it.
         """
         prepared = self.backend.prepare(dataset, labelled=False, name=name)
-        (found,) = self._read_sets([prepared], self.backend.num_choices or 2, name, hidden_states=True)
-        return torch.as_tensor(found[_FEATURES]), torch.as_tensor(np.asarray(prepared["labels"]))
+        (found,) = self.read_sets([prepared], self.backend.num_choices or 2, name, hidden_states=True)
+        return torch.as_tensor(found[FEATURES]), torch.as_tensor(np.asarray(prepared["labels"]))
+
+    def densities(self, prepared: Any, name: str = "dataset") -> np.ndarray:
+        """The gate's density `[N]` of prepared rows."""
+        (found,) = self.read_sets([prepared], self.backend.num_choices or 2, name)
+        return np.asarray(without_density(found)[1])
+
+    def _typical(self, density: Any, rows: Any) -> dict[str, np.ndarray]:
+        """Density and familiarity, as arrays of a table."""
+        if self.gate is None:
+            return {}
+        known = self.gate.gate.p_values(density, np.asarray(self.backend.content_lengths(rows)))
+        return {"density": density} | ({} if known is None else {"familiarity": known})
 
     def table(
         self,
@@ -240,110 +209,8 @@ class TablePredictor:
         )
         return _with_own_uncertainties(table, prediction)
 
-    # --- batches --------------------------------------------------------------------------------------------------
 
-    def _read_sets(
-        self, prepared: list[Any], width: int, description: str, hidden_states: bool = False
-    ) -> list[dict[str, np.ndarray] | np.ndarray]:
-        """Outputs of the rows of each dataset, in their order."""
-        keys = [self.backend.row_keys(rows) for rows in prepared]
-        if any(part is None for part in keys):
-            return [self._read(rows, None, width, description, hidden_states) for rows in prepared]
-        lengths = [list(rows["length"]) for rows in prepared]
-        several = self.method.passes > 1  # stochastic passes of equal rows differ, and share nothing
-        joined = JoinedRows(
-            prepared,
-            keys,  # type: ignore[arg-type]
-            lengths,
-            join=not several,
-            longest_first=several or not self.backend.packs or not self.settings.max_tokens,
-        )
-        everything = self._read(joined, joined.lengths, width, description, hidden_states)
-        places = np.split(np.asarray(joined.inverse), np.cumsum([len(rows) for rows in prepared])[:-1])
-        return [map_values(everything, operator.itemgetter(own)) for own in places]
-
-    def _batches(self, count: int, lengths: Sequence[int] | None) -> list[list[int]]:
-        settings = self.settings
-        if lengths is not None and settings.max_tokens:
-            longest = settings.batch_size * (self.backend.max_length or max(lengths))
-            return token_batches(lengths, min(settings.max_tokens, longest))
-        return [list(range(i, min(i + settings.batch_size, count))) for i in range(0, count, settings.batch_size)]
-
-    def _read(
-        self, rows: Any, lengths: Sequence[int] | None, width: int, description: str, hidden_states: bool
-    ) -> Any:
-        """Outputs of every row as arrays, in order; each rank computes its share and gets all of them."""
-        rank, world = (self.accelerator.process_index, self.accelerator.num_processes) if self.accelerator else (0, 1)
-        batches = self._batches(len(rows), lengths)
-        own = batches[rank::world]
-        if len(own) < -(-len(batches) // world):  # sharded models need as many forward passes on every rank
-            own.append(batches[0])
-        passes = 1 if hidden_states else self.method.passes
-        loader = DataLoader(
-            rows,
-            batch_sampler=own,  # type: ignore[arg-type]
-            collate_fn=self.backend.collate,
-            num_workers=self.settings.num_workers,
-            pin_memory=self.settings.pin_memory,
-            # A loader draws a seed for its workers: without one of its own, training would notice.
-            generator=torch.Generator() if passes == 1 else None,
-        )
-        with seeded(self.settings.seed + rank) if passes > 1 else nullcontext(), self._evaluating():
-            parts = [
-                map_values(self._read_batch(batch, passes, width, hidden_states), _numpy)
-                for batch in self._with_progress(loader, description)
-            ]
-        return _in_order(_gather((own, parts), world), len(rows))
-
-    @torch.no_grad()
-    def _read_batch(self, batch: Batch, passes: int, width: int, hidden_states: bool) -> Gathered:
-        with self.accelerator.autocast() if self.accelerator is not None else nullcontext():
-            batch = to_device(batch, self.device)
-            if not hidden_states:
-                return read_passes(self.backend, self.model, batch, passes, width)
-            found = self.backend.read(self.model, batch, width, hidden_states=True)
-        if found.features is None:
-            raise UserError(f"{type(self.model).__name__} gives no hidden states")
-        return {_FEATURES: found.features}
-
-    def _evaluating(self) -> Any:
-        return evaluating(self.model) if self.model.training else nullcontext()
-
-    def _with_progress(self, loader: DataLoader, description: str) -> Iterator[Any]:
-        from tqdm.auto import tqdm
-
-        shown = self.settings.progress
-        main = self.accelerator is None or self.accelerator.is_main_process
-        disable = True if shown is False or not main or len(loader) < 2 else (None if shown is None else False)
-        named = printable(f"Predicting {description}".strip(), one_line=True)
-        return iter(tqdm(loader, desc=named, unit="batch", disable=disable))
-
-
-# --- gathering -----------------------------------------------------------------------------------------------------
-
-
-def _numpy(value: Tensor) -> np.ndarray:
-    return (value.float() if value.dtype in (torch.bfloat16, torch.float16) else value).cpu().numpy()
-
-
-def _gather(part: tuple[list[list[int]], list[Any]], world: int) -> list[tuple[list[list[int]], list[Any]]]:
-    """Row numbers and outputs of every rank."""
-    if world == 1:
-        return [part]
-    parts: list[Any] = [None] * world
-    torch.distributed.all_gather_object(parts, part)
-    return parts
-
-
-def _in_order(parts: list[tuple[list[list[int]], list[Any]]], count: int) -> Any:
-    """Outputs of all batches joined, in the order of the rows; repeated batches count once."""
-    rows = np.concatenate([row for own, _ in parts for row in own])
-    outputs = [output for _, found in parts for output in found]
-    order = np.unique(rows, return_index=True)[1]
-    assert len(order) == count, "every row is in a batch"
-    if isinstance(outputs[0], Mapping):
-        return {key: np.concatenate([each[key] for each in outputs])[order] for key in outputs[0]}
-    return np.concatenate(outputs)[order]
+# --- tables ----------------------------------------------------------------------------------------------------------
 
 
 def _lengths(prepared: Any) -> dict[str, np.ndarray]:
