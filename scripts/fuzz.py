@@ -1,5 +1,5 @@
 """
-Throws damaged recipes, command lines and checkpoint files at `dappr`: each must end well, or in one sentence.
+Throws damaged recipes, command lines, checkpoint and data files at `dappr`: each must end well, or in one sentence.
 
     python scripts/fuzz.py --cases 5000 --seed 0
     python scripts/fuzz.py --kinds checkpoints --cases 200 --keep failures
@@ -32,7 +32,7 @@ from scriptlib import arguments
 
 ROOT = Path(__file__).resolve().parent.parent
 FIXTURE = ROOT / "tests" / "fixtures" / "run_v0_1_0"
-KINDS = ("recipes", "arguments", "checkpoints")
+KINDS = ("recipes", "arguments", "checkpoints", "files")
 SECONDS, MEMORY = 60, 12 * 2**30
 _WARM = ("dappr_llm.commands.train", "dappr_llm.training.trainer", "dappr_llm.training.build", "dappr_llm.text.build",
          "dappr_llm.inference.pipeline", "dappr_llm.inference.hub", "dappr_llm.vision.build", "datasets", "peft",
@@ -52,6 +52,19 @@ TINY_IMAGES = {
     },
     "train": {"per_device_train_batch_size": 16, "num_train_epochs": 1, "save_strategy": "no", "disable_tqdm": True},
 }
+# Text classification with fixed labels: `heads` is trained, the others are only damaged.
+TEXTS = {
+    "name": "tickets",
+    "model": {"name": "base", "readout": "head"},
+    "lora": {"r": 2, "target_modules": ["q_proj", "v_proj"]},
+    "method": {"name": "dappr", "reg_weight": 0.005, "schedule": "constant"},
+    "data": {"train": {"path": "tickets.csv", "text": "text", "label": "label"}, "ood": ["other.csv"], "checks": "warn"},
+    "train": {"per_device_train_batch_size": 8, "max_steps": 1, "save_strategy": "no", "disable_tqdm": True,
+              "class_weights": "balanced", "label_smoothing_factor": 0.1, "head_init": "probe", "max_length": 40},
+}  # fmt: skip
+TOKENS = {**TEXTS, "model": {"name": "base", "readout": "tokens", "answers": {"fruit": " A", "tool": " B"}},
+          "train": {**TEXTS["train"], "head_init": "auto", "class_weights": {"fruit": 1.0, "tool": 2.0},
+                    "prompt": {"template": "Which? {text} Answer:"}}}  # fmt: skip
 TYPED = "Which is a fruit?\nplum\nhammer\n\n"  # for `dappr ask`
 
 
@@ -117,6 +130,9 @@ def prepare(folder: Path) -> Path:
 
     shutil.copytree(FIXTURE, folder, dirs_exist_ok=True)
     (folder / "image.yaml").write_text(yaml.safe_dump(TINY_IMAGES))
+    (folder / "heads.yaml").write_text(yaml.safe_dump(TEXTS))
+    (folder / "tokens.yaml").write_text(yaml.safe_dump(TOKENS))
+    write_texts(folder)
     recipe = yaml.safe_load((folder / "run" / "recipe.yaml").read_text())
     recipe["train"] |= {"output_dir": "resumed", "num_train_epochs": 1, "max_steps": 2, "save_strategy": "steps"}
     recipe["train"] |= {"save_steps": 1, "eval_strategy": "no"}
@@ -128,11 +144,31 @@ def prepare(folder: Path) -> Path:
             code = 1
             with contextlib.suppress(BaseException):
                 code = dappr(["train", "resumed.yaml"]) + dappr(["train", "image.yaml", "--output-dir", "images"])
+                code += dappr(["train", "heads.yaml", "--output-dir", "heads"])
+                code += dappr(["train", "tokens.yaml", "--output-dir", "tokens"])
             os._exit(code)
         if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
             raise SystemExit("fuzz: the runs to damage could not be trained")
         (folder / "resumed" / "results.json").unlink()  # an unfinished run, which can be resumed
     return folder
+
+
+def write_texts(folder: Path) -> None:
+    """Files of texts and labels: `tickets.csv`, `.jsonl` and `.parquet`, and `other.csv` without labels."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    things = {"fruit": ("plum", "fig", "pear"), "tool": ("hammer", "saw", "drill")}
+    rows = [
+        {"text": f"Which {words[i % 3]} is {i}", "label": label, "stars": i % 5 + 1}
+        for i in range(30)
+        for label, words in things.items()
+    ]
+    lines = [",".join(map(str, row.values())) for row in rows]
+    (folder / "tickets.csv").write_text("\n".join(["text,label,stars", *lines]) + "\n")
+    (folder / "other.csv").write_text("\n".join(["text", *(f"sky {i}" for i in range(8))]) + "\n")
+    (folder / "tickets.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pq.write_table(pa.Table.from_pylist(rows), folder / "tickets.parquet")
 
 
 @contextlib.contextmanager

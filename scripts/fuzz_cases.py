@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import os
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from fuzz_mutations import mutate_bytes, mutate_text, mutate_value, mutate_words
+from fuzz_mutations import HOSTILE, mutate_bytes, mutate_text, mutate_value, mutate_words
 
 VERBS: dict[str, list[str]] = {
     "train": ["run/recipe.yaml", "--output-dir", "out", "--set", "train.max_steps=1"],
@@ -21,6 +22,7 @@ VERBS: dict[str, list[str]] = {
     "ask": ["run"],
     "calibrate": ["run", "--task", "data/validation.jsonl", "--out", "calibrated"],
     "plan": ["run/recipe.yaml"],
+    "init": ["tickets.csv", "--out", "own.yaml"],
     "combine": ["run", "run", "--out", "combined"],
     "sweep": ["table.yaml", "--dry-run"],
     "recipes": ["quickstart"],
@@ -37,13 +39,30 @@ READERS = (
     ["audit", "run", "--task", "data/test.jsonl", "--limit", "3"],
     ["evaluate", "images", "--id", "digits", "--limit", "4", "--out", "evaluated", "--resamples", "10"],
     ["train", "resumed.yaml", "--resume"],
+    ["predict", "heads", "--task", "tickets.csv", "--out", "answers.jsonl", "--limit", "3"],
+    ["evaluate", "heads", "--limit", "3", "--out", "evaluated", "--resamples", "10"],
+    ["ask", "tokens", "Which plum is"],
+    ["report", "heads", "--out", "page"],
+)
+# What reads a file of one's own.
+FILE_READERS = (
+    ["init", "{file}", "--out", "own.yaml"],
+    ["init", "{file}", "--out", "own.yaml", "--text", "text", "--label", "label"],
+    ["init", "{file}", "--out", "own.yaml", "--text", "text", "--label", "stars"],
+    ["train", "heads.yaml", "--output-dir", "out", "--set", "data.train.path={file}"],
+    ["train", "tokens.yaml", "--output-dir", "out", "--set", "data.train.path={file}"],
+    ["train", "heads.yaml", "--output-dir", "out", "--set", "data.train={file}"],
+    ["predict", "heads", "--task", "{file}", "--out", "answers.csv", "--limit", "3"],
+    ["evaluate", "heads", "--id", "{file}", "--limit", "3", "--out", "evaluated", "--resamples", "10"],
+    ["evaluate", "tokens", "--ood", "{file}", "--limit", "3", "--out", "evaluated", "--resamples", "10"],
+    ["calibrate", "heads", "--task", "{file}", "--out", "calibrated"],
 )
 ONE_STEP = ["--set", "train.max_steps=1", "--set", "train.num_train_epochs=1", "--set", "train.disable_tqdm=true"]
 
 
 def recipe(draw: random.Random, folder: Path) -> tuple[list[str], str]:
     """A damaged recipe, trained for a step or planned; or a damaged `--set`."""
-    source = draw.choice(("run/recipe.yaml", "run/recipe.yaml", "image.yaml"))
+    source = draw.choice(("run/recipe.yaml", "run/recipe.yaml", "image.yaml", "heads.yaml", "tokens.yaml"))
     text = (folder / source).read_text()
     values = yaml.safe_load(text)
     out = ["--output-dir", "out"]
@@ -154,6 +173,62 @@ def checkpoint(draw: random.Random, folder: Path) -> tuple[list[str], str]:
     return command, f"{path.relative_to(folder)}: {what}, manifests {manifests}"
 
 
+def data_file(draw: random.Random, folder: Path) -> tuple[list[str], str]:
+    """A damaged file of texts and labels, and a verb that reads it."""
+    name = draw.choice(("tickets.csv", "tickets.csv", "tickets.jsonl", "tickets.parquet"))
+    path = folder / name
+    kind = draw.random()
+    if kind < 0.25 or path.suffix == ".parquet":
+        path.write_bytes(mutate_bytes(draw, path.read_bytes()))
+        what = "bytes changed"
+    elif kind < 0.35:
+        coding = draw.choice(("utf-16", "utf-16-le", "utf-8-sig", "cp1252", "utf-32"))
+        path.write_bytes(path.read_text().replace("plum", "plümé").encode(coding))
+        what = f"written as {coding}"
+    elif kind < 0.7:
+        path.write_bytes(mutate_text(draw, path.read_text()).encode("utf-8", "surrogatepass"))
+        what = "text changed"
+    else:
+        what = _change_rows(draw, path)
+    command = [word.replace("{file}", name) for word in draw.choice(FILE_READERS)]
+    return command, f"{name}: {what}"
+
+
+def _change_rows(draw: random.Random, path: Path) -> str:
+    """Cells replaced in a file that can still be parsed, or columns gone."""
+    rows = _read_rows(path)
+    for _ in range(draw.choice((1, 1, 3, 30))):
+        row = draw.choice(rows)
+        key = draw.choice(list(row) or ["x"])
+        row[key] = draw.choice(HOSTILE)
+        if draw.random() < 0.1:
+            del row[key]
+    column = draw.choice(("text", "label", "stars"))
+    what = draw.random()
+    for row in rows:
+        if what < 0.1:
+            row.pop(column, None)
+        elif what < 0.2:
+            row[column] = draw.choice(HOSTILE)
+        elif what < 0.3:
+            row[column] = "same"
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8", errors="surrogatepass")
+    else:
+        with path.open("w", newline="", encoding="utf-8", errors="surrogatepass") as file:
+            writer = csv.DictWriter(file, ["text", "label", "stars"], extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(rows)
+    return "cells changed"
+
+
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def _damage(draw: random.Random, path: Path) -> str:
     if draw.random() < 0.05:
         kind = draw.choice(("gone", "folder", "FIFO", "link to /dev/zero", "link to nothing"))
@@ -201,4 +276,4 @@ def _treat(manifest: Path, how: str, damaged: Path) -> None:
     manifest.write_text(json.dumps({**content, "checksum": checksum}))
 
 
-MAKE = {"recipes": recipe, "arguments": argument, "checkpoints": checkpoint}
+MAKE = {"recipes": recipe, "arguments": argument, "checkpoints": checkpoint, "files": data_file}

@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 FEW_ROWS = 64  # rows per label up to which `auto` starts from the probe
 _STRENGTHS = (0.01, 0.1, 1.0, 10.0)  # C, the inverse of the regularisation
 _FOLDS, _CV_ROWS = 3, 1500  # cross-validation is to stay cheap
+_MOST_SURE = 0.95  # mean probability of the training rows' labels at the start
 _TOP_LOGIT = 4.0  # a row's largest logit at the start, on average, for methods that read logits as evidence
 
 
@@ -50,8 +51,9 @@ def init_head(trainer: DAPPrTrainer) -> None:
     if wanted == "auto" and not (trainer.backend.has_new_head and few):
         return
     features = trainer.predictor.hidden_states(rows, "the training rows")[0].double().numpy()
-    weight, bias, said = fit_probe(features, labels, classes, layer.bias is not None)
-    scale = _scale(trainer, features @ weight.T + (0.0 if bias is None else bias))
+    weight, bias, said, right = fit_probe(features, labels, classes, layer.bias is not None)
+    logits = features @ weight.T + (0.0 if bias is None else bias)
+    scale = min(_scale(trainer, logits), sureness_scale(logits, labels, right))
     _write(layer, weight * scale, None if bias is None else bias * scale)
     logger.info(f"The head starts from a logistic regression on the frozen model's features ({said})")
 
@@ -69,7 +71,7 @@ def _reason_against(trainer: DAPPrTrainer, layer: nn.Linear | None) -> str | Non
 
 def fit_probe(
     features: np.ndarray, labels: np.ndarray, classes: int, with_bias: bool, seed: int = 0
-) -> tuple[np.ndarray, np.ndarray | None, str]:
+) -> tuple[np.ndarray, np.ndarray | None, str, float | None]:
     """
     A multinomial logistic regression, its strength chosen by cross-validation on these rows.
 
@@ -86,7 +88,8 @@ def fit_probe(
             Of the folds.
 
     Returns:
-        `tuple`: Weights `[K, D]`, bias `[K]` or `None`, and a few words about the fit.
+        `tuple`: Weights `[K, D]`, bias `[K]` or `None`, a few words about the fit, and its cross-validated accuracy
+        (`None` if no two labels have two rows each).
     """
     features, labels = features[labels >= 0], labels[labels >= 0]
     seen, codes = np.unique(labels, return_inverse=True)
@@ -110,7 +113,42 @@ def fit_probe(
     bias = np.full(classes, lowest)
     weight[seen], bias[seen] = own, shift
     found = "" if accuracy is None else f", cross-validated accuracy {accuracy:.3f}"
-    return weight, bias if with_bias else None, f"C = {strength:g}{found}"
+    return weight, bias if with_bias else None, f"C = {strength:g}{found}", accuracy
+
+
+def sureness_scale(logits: np.ndarray, labels: np.ndarray, right: float | None) -> float:
+    """
+    A factor for the logits with which the head is as sure of its training rows as it is right about other rows.
+
+    A regression on more features than rows gets all its rows right with a loss near 0: its gradient would be gone
+    before the first step, and the layers below would never be trained.
+
+    Args:
+        logits (`np.ndarray` of shape `[N, K]`), labels (`np.ndarray` of shape `[N]`):
+            Of the training rows; unlabelled ones (-1) do not count.
+        right (`float`, *optional*):
+            Accuracy in cross-validation; `None`: not known, nothing is changed.
+
+    Returns:
+        `float`: Above 0 and at most 1.
+    """
+    logits, labels = logits[labels >= 0], labels[labels >= 0]
+    if right is None:
+        return 1.0
+
+    def sureness(scale: float) -> float:
+        scores = scale * (logits - logits.max(-1, keepdims=True))
+        scores = np.exp(scores)
+        return float((scores[np.arange(len(labels)), labels] / scores.sum(-1)).mean())
+
+    target = max(min(right, _MOST_SURE), 2 / (logits.shape[1] + 1))  # a little more than chance
+    low, high = 0.0, 1.0
+    if sureness(high) <= target:
+        return high
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sureness(middle) < target else (low, middle)
+    return high
 
 
 def _choose_strength(

@@ -1,4 +1,4 @@
-"""A light form of scripts/fuzz.py: damaged recipes, command lines and checkpoint files end in one sentence."""
+"""A light form of scripts/fuzz.py: damaged recipes, command lines, checkpoint and data files end in one sentence."""
 
 import random
 import subprocess
@@ -18,8 +18,8 @@ def test_damaged_inputs_end_in_one_sentence():
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     lines = done.stdout.strip().splitlines()
     assert lines[-1].startswith("45 cases from seed 7, 0 failed")
-    assert [line.split(":")[0] for line in lines[-4:-1]] == ["recipes", "arguments", "checkpoints"]
-    assert all("refused" in line for line in lines[-4:-1])  # the damage was noticed
+    assert [line.split(":")[0] for line in lines[-5:-1]] == ["recipes", "arguments", "checkpoints", "files"]
+    assert all("refused" in line for line in lines[-5:-1])  # the damage was noticed
 
 
 def test_an_interrupted_run_still_sums_up(monkeypatch, capsys):

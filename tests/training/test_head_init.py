@@ -15,7 +15,7 @@ from training_runs import StopAt, build, build_head, config, weights, write_head
 
 from dappr_llm import DAPPrTrainer, UserError
 from dappr_llm.methods import get_method
-from dappr_llm.training.head_init import FEW_ROWS, fit_probe, init_head
+from dappr_llm.training.head_init import FEW_ROWS, fit_probe, init_head, sureness_scale
 
 WORDS = ["plum", "fig", "pear", "hammer", "saw", "drill", "red", "blue", "green", "sky", "grass", "story"]
 
@@ -62,7 +62,9 @@ def test_an_untrained_model_predicts_as_the_regression_does(labels, tmp_path, to
     features, answers = trainer.predictor.hidden_states(rows)
     wanted = regression(features, answers.numpy(), strength)
     found = trainer.predict_table(rows, "mine", "train").probs
-    assert np.allclose(found, wanted, atol=2e-3)
+    ours, theirs = (np.log(p) - np.log(p).mean(-1, keepdims=True) for p in (found, wanted))
+    factor = (ours * theirs).sum() / (theirs**2).sum()  # as sure as it is right about rows that it does not know
+    assert np.allclose(ours, factor * theirs, atol=2e-2) and 0.05 < factor <= 1.0001
     assert ((found.argmax(-1) == answers.numpy()).mean()) == ((wanted.argmax(-1) == answers.numpy()).mean()) > 0.7
 
 
@@ -94,6 +96,31 @@ def test_huge_logits_of_a_separable_task_are_not_taken_as_evidence(tmp_path, tok
     features, labels = trainer.predictor.hidden_states(make_texts(30))
     logits = features @ layer.weight.detach().T
     assert logits.max(-1).values.mean() <= 4.01 and (logits.argmax(-1) == labels).all()
+
+
+@pytest.mark.parametrize("method", ["ce", "dappr"])
+def test_the_start_is_as_sure_of_its_rows_as_it_is_right_about_others(method, tmp_path, tokenizer, lora, caplog):
+    """More features than rows: the regression gets all rows right with a loss of 0, and no gradient would be left."""
+    caplog.set_level(logging.INFO, "dappr_llm.training.head_init")
+    rows = noisy_texts(24, 3)
+    trainer = still(tmp_path, tokenizer, lora, rows, method, head_init="probe")
+    init_head(trainer)
+    right = float(caplog.messages[-1].partition("accuracy ")[2].rstrip(")"))
+    table = trainer.predict_table(rows, "mine", "train")
+    sure = table.probs[np.arange(24), table.labels].mean()
+    assert right < 0.95 and (table.probs.argmax(-1) == table.labels).mean() > right
+    assert sure == pytest.approx(max(right, 0.5), abs=0.01) if method == "ce" else sure < right + 0.01
+
+
+def test_the_scale_of_the_start():
+    logits, labels = 100.0 * np.eye(4)[[0, 1, 2, 3, 0]], np.array([0, 1, 2, 3, -1])
+    for right in (0.6, 0.8, 0.99):
+        scaled = np.exp(logits * sureness_scale(logits, labels, right))
+        sure = (scaled[np.arange(4), labels[:4]] / scaled[:4].sum(-1)).mean()
+        assert sure == pytest.approx(min(right, 0.95), abs=1e-3)
+    assert sureness_scale(logits, labels, 0.0) > 0  # never nothing at all
+    assert sureness_scale(logits, labels, None) == 1.0
+    assert sureness_scale(logits / 1000, labels, 0.9) == 1.0  # less sure than right: left as it is
 
 
 def test_random_leaves_the_head_alone(tmp_path, tokenizer, lora):
@@ -178,7 +205,7 @@ def test_heads_of_every_shape(base, adapter, tmp_path):
     last = {name for name, p in trainer.model.named_parameters() if p is layer.weight or p is layer.bias}
     assert changed == last and len(last) == (1 if layer.bias is None else 2)
     features, labels = trainer.predictor.hidden_states(rows)
-    weight, bias, _ = fit_probe(features.double().numpy(), labels.numpy(), 3, layer.bias is not None)
+    weight, bias, *_ = fit_probe(features.double().numpy(), labels.numpy(), 3, layer.bias is not None)
     wanted = features.double().numpy() @ weight.T + (0.0 if bias is None else bias)
     found = trainer.predict_table(rows, "mine", "train").probs
     assert (found.argmax(-1) == wanted.argmax(-1)).all() and (found.argmax(-1) == labels.numpy()).mean() > 0.6
@@ -189,7 +216,7 @@ def test_labels_without_rows_get_the_lowest_logit():
     features, labels = rng.normal(2.0, 1.0, (40, 8)), np.arange(40) % 2 * 3  # labels 0 and 3 of 5
     features[:, 0] += labels
     for with_bias in (True, False):
-        weight, bias, said = fit_probe(features, labels, 5, with_bias)
+        weight, bias, said, _ = fit_probe(features, labels, 5, with_bias)
         logits = features @ weight.T + (0.0 if bias is None else bias)
         assert weight.shape == (5, 8) and (bias is None) is not with_bias and "C = " in said
         assert (logits.argmax(-1) == labels).mean() > 0.85
@@ -201,10 +228,10 @@ def test_a_constant_feature_single_rows_and_many_labels_are_no_obstacle():
     features = np.concatenate([rng.normal(0, 1, (1000, 16)), np.ones((1000, 1))], axis=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        weight, bias, said = fit_probe(features, np.arange(1000), 1000, True)  # a row per label
-    assert said == "C = 1" and np.isfinite(weight).all()
+        weight, bias, said, right = fit_probe(features, np.arange(1000), 1000, True)  # a row per label
+    assert said == "C = 1" and right is None and np.isfinite(weight).all()
     assert ((features @ weight.T + bias).argmax(-1) == np.arange(1000)).mean() > 0.5
-    weight, bias, said = fit_probe(features[:41], np.array([*(np.arange(40) % 4), 4]), 5, True)
+    weight, bias, said, _ = fit_probe(features[:41], np.array([*(np.arange(40) % 4), 4]), 5, True)
     assert "accuracy" in said and np.isfinite(weight).all()  # the label with one row is in no fold
 
 
