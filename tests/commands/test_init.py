@@ -7,6 +7,7 @@ import pytest
 
 from dappr_llm.commands.main import main
 from dappr_llm.core.recipe import load_recipe
+from dappr_llm.text.data.proposal import SUMMARY
 from dappr_llm.text.data.tasks import load_items, task_of_run
 
 
@@ -47,6 +48,13 @@ def test_a_csv_of_texts_and_labels(folder, capsys):
     task = task_of_run(recipe)
     assert task.labels == ("1", "billing", "bug: new", "yes")
     assert [len(load_items(task, part)) for part in ("train", "validation", "test")] == [64, 8, 8]
+
+
+def test_few_rows_get_words_that_sum_a_text_up(folder):
+    for count, found in ((80, {"template": SUMMARY}), (400, None)):
+        write_csv(folder / "t.csv", tickets(count=count))
+        assert main(["init", "t.csv", "--overwrite"]) == 0
+        assert load_recipe("t.yaml").train.get("prompt") == found
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "semicolon", "latin-1"])

@@ -28,6 +28,11 @@ from .tasks import iter_items
 _LOOKED_AT = 2000  # rows from which columns are told
 _LISTED = 30  # labels that the recipe lists one by one
 _OPTION = re.compile(r"(choice|option|answer|opt)?[ _-]?([a-h]|\d)", re.I)
+_FEW_ROWS = 64  # training rows per label up to which a head starts from frozen features (`train.head_init`)
+# The words around a text after which a causal LM's last state says what the text is about, not only how it might go on
+# (Jiang et al. 2023, arXiv 2307.16645). docs/results/few_shot.md measures what they are worth.
+SUMMARY = 'This sentence : "{text}" means in one word:"'
+_SUMMARY_TOKENS = 16
 _EPOCHS = ((200, 10), (1000, 5), (5000, 3), (20_000, 2))  # fewer training rows than → epochs
 
 
@@ -67,8 +72,14 @@ class Proposal:
         """Tokens for nearly all rows, from their characters."""
         lengths = sorted(len(item.question) for item in self.items)
         own = 0 if self.task.fixed else max(sum(map(len, item.options)) for item in self.items)
-        tokens = (lengths[int(0.99 * (len(lengths) - 1))] + own) // 3 + (16 if self.task.fixed else 48)
+        around = 48 if not self.task.fixed else 16 + _SUMMARY_TOKENS * self.few
+        tokens = (lengths[int(0.99 * (len(lengths) - 1))] + own) // 3 + around
         return min(max(64, -(-tokens // 32) * 32), 512)
+
+    @property
+    def few(self) -> bool:
+        """Whether labels have so few rows each that a head starts from frozen features."""
+        return self.task.fixed and len(self.parts["train"]) <= _FEW_ROWS * len(self.task.labels or ())
 
     @property
     def epochs(self) -> int:
@@ -110,6 +121,7 @@ class Proposal:
             description=_yaml(f"{self.task.name}: {len(self.items):,} rows of {Path(self.path).name}"),
             model=_HEAD if self.task.fixed else _LETTERS,
             task="\n".join(f"    {key}: {_yaml(value)}" for key, value in task.items()) + self._labels(labels),
+            prompt=_PROMPT if self.few else "",
             max_length=self.max_length,
             epochs=self.epochs,
             steps=-(-len(self.parts["train"]) // 16) * self.epochs,
@@ -137,6 +149,17 @@ _LETTERS = """model:
   dtype: auto                 # bfloat16 where the device is good at it
   readout: letters            # rows bring their own options: the answer is read from the letters A, B, C, …
   # adapter: runs/binding     # a model this small first has to learn what letters stand for: `dappr train binding`"""
+
+
+def _yaml(value: Any) -> str:
+    """A value on one line."""
+    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, sort_keys=False, width=10**6)
+    return text.strip().removesuffix("\n...")
+
+
+_PROMPT = f"""  # Few rows: after these words a causal LM's last state sums the text up; leave them out for an encoder.
+  prompt: {{template: {_yaml(SUMMARY)}}}
+"""
 _TEMPLATE = """# {what} on {file}, written by `dappr init`.
 #   dappr train {recipe}
 description: {description}
@@ -149,7 +172,7 @@ data:
 {task}
   # ood: [other.csv]          # texts of another kind, without labels: does the model notice?
 train:
-  max_length: {max_length}             # tokens; longer texts are cut
+{prompt}  max_length: {max_length}             # tokens; longer texts are cut
   learning_rate: 5e-4
   lr_scheduler_type: cosine
   warmup_steps: 10
@@ -164,12 +187,6 @@ train:
   save_total_limit: 1
   seed: 0
 """
-
-
-def _yaml(value: Any) -> str:
-    """A value on one line."""
-    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, sort_keys=False, width=10**6)
-    return text.strip().removesuffix("\n...")
 
 
 def _shown(column: Any) -> str:
