@@ -120,7 +120,6 @@ class Proposal:
             what="Text classification" if self.task.fixed else "Multiple-choice questions",
             description=_yaml(f"{self.task.name}: {len(self.items):,} rows of {Path(self.path).name}"),
             model=_HEAD if self.task.fixed else _LETTERS,
-            prompt=_PROMPT if self.task.fixed else "",
             task="\n".join(f"    {key}: {_yaml(value)}" for key, value in task.items()) + self._labels(labels),
             prompt=_PROMPT if self.few else "",
             max_length=self.max_length,
@@ -145,10 +144,6 @@ _HEAD = """model:
   name: smollm2-135m          # bundled; any causal LM or encoder of the Hub
   dtype: auto                 # bfloat16 where the device is good at it
   readout: head               # a classification head over the fixed labels"""
-# The last word of the prompt makes a causal LM's last state one of what the text is about, not of its last word: with
-# 8 rows per label that is worth many points (docs/results/few_shot.md).
-_PROMPT = """  prompt: {template: "Text: {text}\\nLabel:"}  # a causal LM reads its answer at the last word
-"""
 _LETTERS = """model:
   name: smollm2-135m          # bundled; any causal LM of the Hub
   dtype: auto                 # bfloat16 where the device is good at it
