@@ -58,7 +58,8 @@ TEXTS = {
     "model": {"name": "base", "readout": "head"},
     "lora": {"r": 2, "target_modules": ["q_proj", "v_proj"]},
     "method": {"name": "dappr", "reg_weight": 0.005, "schedule": "constant"},
-    "data": {"train": {"path": "tickets.csv", "text": "text", "label": "label"}, "ood": ["other.csv"], "checks": "warn"},
+    "data": {"train": {"path": "tickets.csv", "text": "text", "label": "label"}, "ood": ["other.csv"],
+             "checks": "warn"},
     "train": {"per_device_train_batch_size": 8, "max_steps": 1, "save_strategy": "no", "disable_tqdm": True,
               "class_weights": "balanced", "label_smoothing_factor": 0.1, "head_init": "probe", "max_length": 40},
 }  # fmt: skip

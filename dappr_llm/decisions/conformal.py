@@ -85,18 +85,21 @@ def log_possibility(alpha: np.ndarray, num_options: np.ndarray) -> np.ndarray:
     own = np.arange(alpha.shape[1]) < np.asarray(num_options)[:, None]
     order = np.argsort(-np.where(own, alpha, -1.0), axis=1, kind="stable")
     ranked = np.where(np.take_along_axis(own, order, axis=1), np.take_along_axis(alpha, order, axis=1), np.nan)
-    found = np.full_like(ranked, -np.inf)
-    found[:, 0] = 0.0
     weight = ranked * np.log(ranked)
-    for rank in range(1, ranked.shape[1]):
-        done = np.isnan(ranked[:, rank])
-        for above in range(rank + 1):  # number of top options that share the level
-            level = (ranked[:, :above].sum(axis=1) + ranked[:, rank]) / (above + 1)
-            fits = ~done & (np.full(len(level), above == rank) | (ranked[:, above] <= level))
-            total = ranked[:, :above].sum(axis=1) + ranked[:, rank]
-            value = total * np.log(level) - weight[:, :above].sum(axis=1) - weight[:, rank]
-            found[fits, rank] = np.minimum(value[fits], 0.0)
-            done |= fits
+    # Sums over the options above each rank.
+    sums, weights = (np.cumsum(values, axis=1) - values for values in (ranked, weight))
+    # S are the first m options, m being the smallest for which the next one is not above the level, that is
+    # alpha_m <= (sum of S + alpha_k)/(m + 1), solved for alpha_k. The bound falls with m, and m = rank always fits.
+    ranks = np.arange(ranked.shape[1])
+    bounds = np.minimum.accumulate((ranks + 1) * ranked - sums, axis=1)
+    shared = np.zeros(ranked.shape, dtype=np.int64)
+    for row, count in enumerate(np.asarray(num_options)):
+        shared[row, :count] = np.searchsorted(-bounds[row, :count], -ranked[row, :count])
+    shared = np.minimum(shared, ranks)  # whatever rounding says
+    total = np.take_along_axis(sums, shared, axis=1) + ranked
+    value = total * np.log(total / (shared + 1)) - np.take_along_axis(weights, shared, axis=1) - weight
+    found = np.where(np.isnan(ranked), -np.inf, np.minimum(value, 0.0))
+    found[:, 0] = 0.0
     result = np.empty_like(found)
     np.put_along_axis(result, order, found, axis=1)
     return result

@@ -84,9 +84,10 @@ def _add_features(found: Untrained, trainer: DAPPrTrainer, train: Any, test: Row
     known = np.flatnonzero(labels >= 0)
     rows = known[stratified_sample(labels[known], _MOST_ROWS, trainer.args.seed)]
     say(f"Reading {len(rows)} training and {len(test.rows)} test rows before training, for the baselines")
+    chosen = train.select(rows) if hasattr(train, "select") else [train[int(i)] for i in rows]
     states = [
         trainer.predictor.hidden_states(part, name)[0].numpy()
-        for part, name in (([train[int(i)] for i in rows], "training rows"), (test.rows, test.task))
+        for part, name in ((chosen, "training rows"), (test.rows, test.task))
     ]
     found.features, found.feature_rows = (states[0], states[1]), rows
 

@@ -59,6 +59,26 @@ def test_possibility_is_the_supremum_of_the_possibility_function(seed):
         assert closed[k] == pytest.approx(-best.fun, abs=1e-4)
 
 
+def test_possibility_of_many_options_is_that_of_each_level_tried_in_turn():
+    """With ties, and rows of different numbers of options."""
+    draw = np.random.default_rng(0)
+    counts = draw.integers(1, 40, 30)
+    alpha = draw.gamma(0.5, 5, (30, 40)) + 1e-3
+    alpha[::3] = np.round(alpha[::3]) + 1
+    found = log_possibility(alpha, counts)
+    for own, said, count in zip(alpha, found, counts, strict=True):
+        ranked = np.sort(own[:count])[::-1]
+        for k in range(count):
+            above = ranked[ranked > own[k]]
+            sizes = [
+                m for m in range(len(above) + 1) if m == len(above) or above[m] <= (above[:m].sum() + own[k]) / (m + 1)
+            ]
+            pooled = np.append(above[: sizes[0]], own[k])
+            wanted = (pooled * np.log(pooled.mean() / pooled)).sum()
+            assert said[k] == pytest.approx(min(wanted, 0.0), abs=1e-9)
+        assert (said[count:] == -np.inf).all()
+
+
 def test_little_evidence_makes_everything_possible_and_more_of_it_decides():
     weak, strong = (possibility_scores(scale * ALPHA, FOUR)[0] for scale in (0.01, 10))
     assert np.ptp(weak) < 0.1 < np.ptp(strong)
