@@ -199,7 +199,7 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
     save_tables(sets, tables, folder)
     if id_set is not None:
         named = {each.task: table for each, table in zip(sets, tables, strict=True)}
-        facts = {key: getattr(run.backend, key) for key in ("base_revision", "data_revisions", "precision")}
+        facts = _facts(run.backend)
         baselines = _baselines(run.train, id_set.rows, tables[0], before) if is_main_process() else {}
         finish(folder, named, recipe.name, seed=trainer.args.seed, facts=facts, baselines=baselines, samples=True)
         say(next_steps(folder))
@@ -220,6 +220,15 @@ def _record(recipe: Recipe, backend: Backend, folder: Path) -> None:
     set_dtype(recipe, backend.precision)
     if is_main_process():
         write_text(folder / checkpoint.RECIPE, recipe.to_yaml())
+
+
+def _facts(backend: Backend) -> dict[str, Any]:
+    """What `results.json` says of the model and the data."""
+    return {
+        "base_revision": backend.base_revision,
+        "precision": backend.precision,
+        "data_revisions": dict(backend.data_revisions),
+    }
 
 
 def next_steps(folder: Path) -> str:
