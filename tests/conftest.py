@@ -6,9 +6,17 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 os.environ.setdefault("DAPPR_PREDICTION_CACHE", "0")  # tests of the cache set it themselves
+# `dtype: auto` on every machine: most tests compare to 1e-4 or better. Those of bfloat16 say so (the fixture below).
+os.environ["DAPPR_CPU_DTYPE"] = "float32"
 
 import pytest
 from tiny import build_model, build_tokenizer, make_rows, write_recipe
+
+
+@pytest.fixture
+def in_bfloat16(monkeypatch):
+    """`dtype: auto` is bfloat16, as on CPUs with instructions for it; on others it is computed without, and slowly."""
+    monkeypatch.setenv("DAPPR_CPU_DTYPE", "bfloat16")
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ def lora():
     return LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "lm_head"], task_type="CAUSAL_LM")
 
 
-def build(folder, world, method=METHOD, head=False, **changes):
+def build(folder, world, method=METHOD, head=False, dtype=torch.float32, **changes):
     values = {
         "per_device_train_batch_size": 16 // world, "per_device_eval_batch_size": 4, "num_train_epochs": 2,
         "learning_rate": 1e-2, "lr_scheduler_type": "constant", "logging_steps": 1, "save_strategy": "no",
@@ -34,7 +34,7 @@ def build(folder, world, method=METHOD, head=False, **changes):
     args = DAPPrConfig(str(folder), **(values | changes))
     make = make_texts if head else make_rows
     return DAPPrTrainer(
-        build_classifier() if head else build_model(),
+        (build_classifier() if head else build_model()).to(dtype),
         args,
         make(ROWS),
         make(9, start=60),
@@ -214,6 +214,7 @@ def everything(folder, world):
             per_device_train_batch_size=8 // world,
             num_train_epochs=1,
         ),
+        "bfloat16": trajectory(folder / "bfloat16", world, dtype=torch.bfloat16, num_train_epochs=1),
         "noise": noise(folder / "noise", world),
         "skipping": skipping(folder / "skipping", world),
         "full_disk": full_disk(folder / "full_disk", world),

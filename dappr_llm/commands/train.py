@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from ..core.backend import Backend
     from ..core.recipe import Recipe
     from ..evaluation.prediction_table import PredictionTable
     from ..training.untrained import Untrained
@@ -148,18 +149,19 @@ def _with_data(recipe: Recipe) -> Recipe:
 
 def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
     # torch and its friends take seconds to import: mistakes in the recipe were found before.
-    from ..core import checkpoint
     from ..core.backend import is_stream
     from ..core.errors import UserError, explained, first_line
-    from ..core.files import write_text
     from ..evaluation.reporting.run_results import finish
     from ..training.build import build_args, build_run, build_tests
+    from ..training.run_folder import keep_dtype
     from ..training.saving import check_last
     from ..training.trainer import DAPPrTrainer
     from ..training.untrained import before_training
     from .predict import save_tables
 
     args = build_args(recipe)
+    if resume is not None:
+        keep_dtype(recipe, folder, resume)
     id_set, ood_sets = build_tests(recipe)
     run = build_run(recipe, args)
     with explained(f"{recipe.name} cannot be trained"):  # Trainer checks its arguments against each other
@@ -176,13 +178,11 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
         )
     if resume is not None:
         check_last(trainer, folder)
-    if run.backend.base_revision:
-        recipe.model.revision = run.backend.base_revision  # the commit behind a branch, to be loaded again
-    if is_main_process():
-        write_text(folder / checkpoint.RECIPE, recipe.to_yaml())
+    _record(recipe, run.backend, folder)
     before = before_training(trainer, run.train, id_set)
     size = "a stream of" if is_stream(run.train) else len(run.train)
-    say(f"Training {recipe.method['name']} on {run.task}, {size} rows, into {folder}")
+    held = "" if run.backend.precision in (None, "float32") else f", base model in {run.backend.precision}"
+    say(f"Training {recipe.method['name']} on {run.task}, {size} rows{held}, into {folder}")
     if args.num_train_epochs or args.max_steps > 0:  # 0 epochs: test the starting adapter with this method
         try:
             trainer.train(resume_from_checkpoint=resume)
@@ -199,7 +199,7 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
     save_tables(sets, tables, folder)
     if id_set is not None:
         named = {each.task: table for each, table in zip(sets, tables, strict=True)}
-        facts = {"base_revision": run.backend.base_revision, "data_revisions": dict(run.backend.data_revisions)}
+        facts = _facts(run.backend)
         baselines = _baselines(run.train, id_set.rows, tables[0], before) if is_main_process() else {}
         finish(folder, named, recipe.name, seed=trainer.args.seed, facts=facts, baselines=baselines, samples=True)
         say(next_steps(folder))
@@ -207,6 +207,28 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
         pushed = trainer.push_saved(str(folder))
         say(f"Published: {pushed.url if pushed else ''}")
     return folder
+
+
+def _record(recipe: Recipe, backend: Backend, folder: Path) -> None:
+    """Write the recipe into the run's folder, with what its words meant here: a branch, and `dtype: auto`."""
+    from ..core import checkpoint
+    from ..core.files import write_text
+    from ..training.run_folder import set_dtype
+
+    if backend.base_revision:
+        recipe.model.revision = backend.base_revision  # the commit behind the branch, to be loaded again
+    set_dtype(recipe, backend.precision)
+    if is_main_process():
+        write_text(folder / checkpoint.RECIPE, recipe.to_yaml())
+
+
+def _facts(backend: Backend) -> dict[str, Any]:
+    """What `results.json` says of the model and the data."""
+    return {
+        "base_revision": backend.base_revision,
+        "precision": backend.precision,
+        "data_revisions": dict(backend.data_revisions),
+    }
 
 
 def next_steps(folder: Path) -> str:

@@ -69,6 +69,8 @@ class Backend(ABC):
             Name or path of the pretrained weights.
         base_revision (`str`, *optional*):
             The commit on the Hub that they were loaded from.
+        precision (`str`, *optional*):
+            How they are held: `"bfloat16"`, `"float32, 4bit nf4"`; `None` where that is never a question.
         data_revisions (`Mapping[str, str]`):
             The commits of the Hub datasets that a run reads, by Hub id.
         max_length (`int`, *optional*):
@@ -96,6 +98,7 @@ class Backend(ABC):
     evidence_offset: float
     base_model: str | None
     base_revision: str | None = None
+    precision: str | None = None
     data_revisions: Mapping[str, str] = MappingProxyType({})
     max_length: int | None = None
     has_head: bool = False

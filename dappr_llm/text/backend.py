@@ -32,6 +32,7 @@ from .model_reader import ModelReader
 from .packing.layers import keep_differentiable
 from .packing.mixed_adapters import can_mix, fits, read_members
 from .pooled_states import group_names
+from .precision import precision
 from .prompt import LabelPrompt, Prompt
 from .readouts.base import Readout
 from .readouts.letters import LetterReadout
@@ -121,7 +122,7 @@ class TextBackend(Backend):
         self.max_length: int = min(max_length, context) if context else max_length
         self.evidence_offset = evidence_offset
         self.base_model = base_model
-        self.base_revision, self.precision = lm.resolved_revision(model), lm.precision(model)
+        self.base_revision, self.precision = lm.resolved_revision(model), precision(model)
         self.readout: Readout = readout or LetterReadout(
             model, tokenizer, self.prompt.ending, self.prompt.spaces, extra_token_ids
         )

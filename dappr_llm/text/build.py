@@ -30,6 +30,7 @@ from .data.tasks import (
     task_of_run,
     with_naming,
 )
+from .precision import trains_base
 from .prompt import LabelPrompt, Prompt, TokenPrompt, choice_token_ids
 from .readouts.answer_tokens import AnswerTokens, answer_prompt, choose_answers
 from .readouts.base import Readout
@@ -131,6 +132,7 @@ def build_model(
     adapter, sidecar = _starting_adapter(section.adapter) if section.adapter else ("", {})
     # Resolved once, so that tokenizer and weights are of one commit.
     revision = model_commit(lm.model_path(section.name), section.revision) or section.revision
+    frozen = bool(adapter) or not trains_base(lora)
     common: dict[str, Any] = {"revision": revision, "trust_remote_code": section.trust_remote_code}
     tokenizer = lm.load_tokenizer(section.name, **common)
     attention: dict[str, Any] = (
@@ -143,11 +145,11 @@ def build_model(
         shape = classifier.load_classifier_config(section.name, labels, method, tokenizer, **common)
         set_seed(args.seed)  # the head starts at random, as the adapter does
         model: Any = classifier.load_classifier(
-            section.name, shape, section.dtype, section.quantization, **common, **attention
+            section.name, shape, section.dtype, section.quantization, frozen=frozen, **common, **attention
         )
     else:
         answers, prompt = _causal_answers(recipe, kind, labels, train, args, tokenizer)
-        model = lm.load_lm(section.name, section.dtype, section.quantization, **common, **attention)
+        model = lm.load_lm(section.name, section.dtype, section.quantization, frozen, **common, **attention)
     if adapter:
         if kind == "head":
             classifier.keep_head_precise(model)
@@ -306,9 +308,10 @@ def from_objects(
     if isinstance(model, str) and labels is not None:
         shape = classifier.load_classifier_config(model, labels, method, tokenizer, revision=revision)
         set_seed(args.seed)
-        model = classifier.load_classifier(model, shape, "auto", quantization_config, revision=revision)
+        frozen = not trains_base(peft_config)
+        model = classifier.load_classifier(model, shape, "auto", quantization_config, frozen=frozen, revision=revision)
     elif isinstance(model, str):
-        model = lm.load_lm(model, "auto", quantization_config, revision=revision)
+        model = lm.load_lm(model, "auto", quantization_config, not trains_base(peft_config), revision=revision)
     if peft_config is not None and not hasattr(model, "peft_config"):
         set_seed(args.seed)
         add = lm.add_adapter if labels is None else classifier.add_head_adapter

@@ -102,6 +102,7 @@ def load_classifier(
     dtype: str | torch.dtype | None = "auto",
     quantization: Mapping[str, Any] | BitsAndBytesConfig | None = None,
     whole: bool = False,
+    frozen: bool = True,
     **kwargs: Any,
 ) -> PreTrainedModel:
     """
@@ -116,6 +117,8 @@ def load_classifier(
             Of the base model, see [`lm.load_lm`]; the head is never quantised.
         whole (`bool`, *optional*, defaults to `False`):
             A classifier that was trained as a whole: no weight may be missing.
+        frozen (`bool`, *optional*, defaults to `True`):
+            Whether the base model will not be trained, see [`lm.load_lm`].
         kwargs:
             Passed on to `from_pretrained` (`revision`, `attn_implementation`, …).
     """
@@ -123,7 +126,7 @@ def load_classifier(
 
     kwargs.setdefault("trust_remote_code", False)
     path = lm.located(name, kwargs)
-    options = {"dtype": lm.resolve_dtype(dtype), "quantization_config": lm.quantization_config(quantization)}
+    options = lm.weight_options(dtype, quantization, frozen)
     if options["quantization_config"] is not None:
         skipped = options["quantization_config"].llm_int8_skip_modules or []
         options["quantization_config"].llm_int8_skip_modules = [*skipped, *_head_names_of(config)]
@@ -227,12 +230,21 @@ def add_head_adapter(model: PreTrainedModel, config: LoraConfig, base_name: str 
 
 def keep_head_precise(model: PreTrainedModel) -> None:
     """
-    The head in float32, whatever the base model's weights are: half precision would lose small steps of training.
+    All that is new or above the base model in float32, whatever its weights are: half precision loses small steps.
 
-    What enters it is converted by [`HeadReadout`]'s hook.
+    What enters the last layer is converted by [`HeadReadout`]'s hook, what enters other layers by one of ours.
     """
-    for name in head_names(model):
-        getattr(model, name).float()
+    last = score_layers(model)
+    for name in (*head_names(model), *getattr(model, "new_weights", ())):
+        for layer in model.get_submodule(name).float().modules():
+            hooked = _enter_precise in layer._forward_pre_hooks.values()
+            if isinstance(layer, nn.Linear) and not hooked and all(layer is not one for one in last):
+                layer.register_forward_pre_hook(_enter_precise)
+
+
+def _enter_precise(layer: nn.Linear, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a layer above the base model is given, in the layer's own dtype."""
+    return (args[0].to(layer.weight.dtype) if layer.weight.is_floating_point() else args[0], *args[1:])
 
 
 def score_layers(model: nn.Module) -> list[nn.Linear]:

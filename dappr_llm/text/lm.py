@@ -21,6 +21,7 @@ from ..core.schemas.check import shown
 from ..core.schemas.synonyms import dtype_name
 from . import bundled_model
 from .adapter_files import WEIGHTS, check_adapter
+from .precision import best_dtype, resolve_dtype, warn_if_slow
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftConfig, PeftModel
@@ -33,33 +34,6 @@ _MODELS = f"give a Hub id, a folder with config.json and safetensors, or {bundle
 # Of a lora section: what the adapter's weights do not depend on.
 _MAY_DIFFER = ("lora_dropout", "inference_mode", "base_model_name_or_path", "revision", "peft_version", "auto_mapping")
 _BNB_DTYPES = ("bnb_4bit_compute_dtype", "bnb_4bit_quant_storage")
-
-
-def best_dtype() -> torch.dtype:
-    """
-    The dtype of `dtype: auto`: bfloat16 on GPUs with native support, else float32.
-
-    On a CPU without bfloat16 instructions it is about 35 times slower than float32.
-    """
-    if torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False):
-        return torch.bfloat16
-    return torch.float32
-
-
-def resolve_dtype(name: str | torch.dtype | None) -> torch.dtype:
-    """The torch dtype of a name in a recipe; `None` means `"auto"`."""
-    if isinstance(name, torch.dtype):
-        return name
-    name = dtype_name(name)
-    names = {
-        "auto": best_dtype,
-        "float32": lambda: torch.float32,
-        "bfloat16": lambda: torch.bfloat16,
-        "float16": lambda: torch.float16,
-    }
-    if (name or "auto") not in names:
-        raise UserError(f"Unknown dtype {name!r}; {nearest(name, names)}")
-    return names[name or "auto"]()
 
 
 def model_path(name: str) -> str:
@@ -80,16 +54,25 @@ def quantization_config(options: Mapping[str, Any] | BitsAndBytesConfig | None) 
         raise UserError("A quantised base model needs bitsandbytes: pip install 'dappr-llm[quant]'")
     values = {key: dtype_name(value) if key in _BNB_DTYPES else value for key, value in options.items()}
     if values.get("load_in_4bit"):
-        values.setdefault("bnb_4bit_compute_dtype", best_dtype())
+        values.setdefault("bnb_4bit_compute_dtype", best_dtype(frozen=False))
         values.setdefault("bnb_4bit_quant_type", "nf4")
         values.setdefault("bnb_4bit_use_double_quant", True)
         if os.environ.get("ACCELERATE_USE_FSDP") == "true":  # FSDP2 shards floating-point weights only
-            values.setdefault("bnb_4bit_quant_storage", best_dtype())
+            values.setdefault("bnb_4bit_quant_storage", best_dtype(frozen=False))
     valid = set(BitsAndBytesConfig().to_dict()) | {"load_in_4bit", "load_in_8bit"}
     for key in values:
         if key not in valid:
             raise UserError(f"Unknown key {key!r} in model.quantization; {nearest(key, valid)}")
     return BitsAndBytesConfig(**values)
+
+
+def weight_options(
+    dtype: str | torch.dtype | None, quantization: Mapping[str, Any] | BitsAndBytesConfig | None, frozen: bool
+) -> dict[str, Any]:
+    """Arguments of `from_pretrained` for how weights are held; see [`load_lm`]."""
+    found = resolve_dtype(dtype, frozen and quantization is None)
+    warn_if_slow(found)
+    return {"dtype": found, "quantization_config": quantization_config(quantization)}
 
 
 def load_tokenizer(name: str, **kwargs: Any) -> PreTrainedTokenizerBase:
@@ -134,16 +117,6 @@ def unwrapped_config(model: Any) -> Any:
     return (model.get_base_model() if hasattr(model, "get_base_model") else model).config
 
 
-def precision(model: Any) -> str:
-    """How the weights of a base model are held, such as `float32` or `bfloat16, 4bit nf4`."""
-    plain = (p.dtype for name, p in model.named_parameters() if "lora_" not in name and p.is_floating_point())
-    found = str(next(plain, torch.float32)).removeprefix("torch.")
-    options = getattr(getattr(model, "config", None), "quantization_config", None)
-    if getattr(model, "is_loaded_in_4bit", False):
-        return f"{found}, 4bit {getattr(options, 'bnb_4bit_quant_type', '')}".strip()
-    return f"{found}, 8bit" if getattr(model, "is_loaded_in_8bit", False) else found
-
-
 def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """Set left padding, so that position -1 is the last token of every prompt, and a pad token if there is none."""
     tokenizer.padding_side = "left"
@@ -169,6 +142,7 @@ def load_lm(
     name: str,
     dtype: str | torch.dtype | None = "auto",
     quantization: Mapping[str, Any] | BitsAndBytesConfig | None = None,
+    frozen: bool = True,
     **kwargs: Any,
 ) -> PreTrainedModel:
     """
@@ -178,9 +152,11 @@ def load_lm(
         name (`str`):
             Hub id, local folder, or `"smollm2-135m"`.
         dtype (`str` or `torch.dtype`, *optional*, defaults to `"auto"`):
-            Dtype of the weights; see `best_dtype`.
+            Dtype of the weights; see [`best_dtype`].
         quantization (`Mapping` or `BitsAndBytesConfig`, *optional*):
             Load the base model in 4 or 8 bits.
+        frozen (`bool`, *optional*, defaults to `True`):
+            Whether these weights will not be trained, which `"auto"` asks for.
         kwargs:
             Passed on to `AutoModelForCausalLM.from_pretrained` (`revision`, `attn_implementation`, …).
     """
@@ -188,7 +164,7 @@ def load_lm(
 
     kwargs.setdefault("trust_remote_code", False)
     path = located(name, kwargs)
-    options = {"dtype": resolve_dtype(dtype), "quantization_config": quantization_config(quantization)}
+    options = weight_options(dtype, quantization, frozen)
     with explained(f"Could not load the model {name!r}{at_revision(kwargs)}", _MODELS), no_bars_in_files():
         known = {key: kwargs[key] for key in ("revision", "trust_remote_code") if key in kwargs}
         check_causal(name, AutoConfig.from_pretrained(path, **known))

@@ -10,12 +10,14 @@ from ..core import checkpoint
 from ..core.errors import UserError
 from . import classifier, lm
 from .adapter_files import base_revision, check_adapter, compare_ids
+from .precision import trained_dtype
 from .prompt import LabelPrompt, Prompt, TokenPrompt, choice_token_ids
 from .readouts.base import Readout
 from .readouts.head import HeadReadout
 from .readouts.tokens import TokenReadout, compare_tokens, saved_answers
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
     from transformers import PreTrainedTokenizerBase
 
@@ -23,7 +25,12 @@ if TYPE_CHECKING:
 
 
 def load_trained(
-    folder: str, config: Mapping[str, Any], method: Method, base_model: str | None, dtype: str, quantization: Any
+    folder: str,
+    config: Mapping[str, Any],
+    method: Method,
+    base_model: str | None,
+    dtype: str | torch.dtype | None,
+    quantization: Any,
 ) -> tuple[nn.Module, PreTrainedTokenizerBase, Prompt, Readout | None]:
     """
     What a checkpoint holds; all that is small is checked before gigabytes are loaded.
@@ -36,6 +43,7 @@ def load_trained(
         `tuple`: Model, tokenizer, prompt, and the readout unless it is the letters', which the backend makes itself.
     """
     is_adapter = (Path(folder) / "adapter_config.json").is_file()
+    dtype = trained_dtype(dtype, config) if quantization is None else dtype
     base = base_model or config.get("base_model")
     if base is None and is_adapter:
         raise UserError(f"{folder} does not name its base model; pass base_model (--base)")
@@ -44,7 +52,8 @@ def load_trained(
     if is_adapter:
         check_adapter(folder, values=False)
     revision = base_revision(sidecar, config, base_model) if is_adapter else None
-    source, given = (base, {"revision": revision}) if is_adapter and base else (folder, {})
+    source = base if is_adapter and base else folder
+    given: dict[str, Any] = {"revision": revision} if is_adapter and base else {}
     if config.get("readout") == HeadReadout.name:
         model = _load_head(source, config["labels"], tokenizer, method, dtype, quantization, not is_adapter, **given)
     elif config.get("readout") == TokenReadout.name:
@@ -71,7 +80,7 @@ def _load_head(
     labels: list[str],
     tokenizer: PreTrainedTokenizerBase,
     method: Method,
-    dtype: str,
+    dtype: str | torch.dtype | None,
     quantization: Any,
     whole: bool,
     **kwargs: Any,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from ..core import checkpoint
 from ..core.errors import UserError
 from ..core.files import is_empty
 from ..core.hub_revisions import is_commit
 from ..core.recipe import Recipe, load_recipe
+from ..core.schemas.recipe import Dtype
 from ..inference.modality import settle_data
 from .overwrite import remove_run
 
@@ -69,6 +70,37 @@ def claim_folder(recipe: Recipe, folder: Path, resume: str | None, overwrite: bo
             f"{folder} holds this run already: pass --resume to go on with it, or --overwrite to start anew"
         )
     return (folder / checkpoint.RESULTS).is_file()
+
+
+def keep_dtype(recipe: Recipe, folder: Path, resume: str) -> None:
+    """
+    Let `dtype: auto` mean what the checkpoint to go on from was trained in, whatever machine it was trained on.
+
+    Args:
+        recipe (`Recipe`):
+            The run that goes on; its `model.dtype` is set.
+        folder (`Path`):
+            Its output folder.
+        resume (`str`):
+            As `--resume`.
+    """
+    for last in checkpoint.checkpoints(folder) if resume == "auto" else [Path(resume)]:
+        try:
+            held = checkpoint.load_sidecar(last)[1].get("precision")
+        except UserError:  # a damaged checkpoint, which resuming passes over
+            continue
+        set_dtype(recipe, held)
+        return
+
+
+def set_dtype(recipe: Recipe, precision: str | None) -> None:
+    """Write the dtype that a base model is held in into a recipe that says `auto`; unless quantised."""
+    if (
+        recipe.model.dtype == "auto"
+        and recipe.model.quantization is None
+        and precision in get_args(get_args(Dtype)[0])
+    ):
+        recipe.model = recipe.model.model_copy(update={"dtype": precision})
 
 
 def check_resumed(folder: Path, config: Mapping[str, Any], rows: Iterable[str] | None = None) -> dict[str, Any]:
@@ -130,6 +162,8 @@ def _difference(old: dict[str, Any], new: dict[str, Any]) -> str:
     for key in sorted(old.keys() | new.keys()):
         if key == "model.revision" and is_commit(old.get(key)) and not is_commit(new.get(key)):
             continue  # a run records the commit behind a branch; `check_resumed` compares what it is now
+        if key == "model.dtype" and new.get(key) == "auto":
+            continue  # a run records what it meant; it goes on with that
         if old.get(key) != new.get(key):
             return f"its {key} is {old.get(key)!r}, now {new.get(key)!r}"
     return ""

@@ -6,7 +6,6 @@ import os
 import shutil
 
 import pytest
-import torch
 from serving import questions
 from tiny import build_model, write_rows
 
@@ -137,7 +136,7 @@ def change_base_weights(run, place, tmp_path, monkeypatch):
 
 
 def change_precision(run, place, tmp_path, monkeypatch):
-    monkeypatch.setattr("dappr_llm.text.lm.best_dtype", lambda: torch.bfloat16)
+    monkeypatch.setattr("dappr_llm.text.loading.trained_dtype", lambda dtype, config: "bfloat16")
 
 
 def change_data_root(run, place, tmp_path, monkeypatch):

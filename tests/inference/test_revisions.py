@@ -139,12 +139,14 @@ def test_a_resumed_training_refuses_another_commit(tmp_path, hub, recipe, capsys
     assert main(["train", str(recipe), "--resume", "--set", f"model.revision={OLD}"]) == 0
 
 
-def test_a_resumed_training_refuses_another_precision(tmp_path, hub, recipe, capsys, monkeypatch):
-    """`dtype: auto` means another dtype on another machine."""
+def test_a_resumed_training_refuses_another_precision(tmp_path, hub, recipe, capsys):
     assert main(["train", str(recipe)]) == 0
-    stop_early(recipe)
-    monkeypatch.setattr("dappr_llm.text.lm.best_dtype", lambda: torch.bfloat16)
-    assert main(["train", str(recipe), "--resume"]) == 2
+    run = stop_early(recipe)
+    assert main(["train", str(recipe), "--resume", "--set", "model.dtype=bfloat16"]) == 2
+    assert "its model.dtype is 'float32', now 'bfloat16'" in capsys.readouterr().err
+    older = (run / "recipe.yaml").read_text().replace("dtype: float32", "dtype: bfloat16")
+    (run / "recipe.yaml").write_text(older)
+    assert main(["train", str(recipe), "--resume", "--set", "model.dtype=bfloat16"]) == 2
     assert "its precision is 'float32', now 'bfloat16'" in capsys.readouterr().err
 
 

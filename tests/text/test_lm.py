@@ -15,13 +15,6 @@ from dappr_llm.methods.dappr import DAPPr
 from dappr_llm.text import bundled_model, lm
 
 
-def test_dtype_auto_is_float32_without_a_device_for_bfloat16():
-    assert lm.resolve_dtype("auto") == (torch.bfloat16 if torch.cuda.is_available() else torch.float32)
-    assert lm.resolve_dtype("bfloat16") == torch.bfloat16
-    with pytest.raises(UserError, match="'bfloat16'"):
-        lm.resolve_dtype("bfloat61")
-
-
 @pytest.mark.parametrize("bits", ["load_in_4bit", "load_in_8bit"])
 def test_quantised_base_trains_saves_and_reloads(tmp_path, model_folder, bits):
     """bitsandbytes runs on CPU: the same path as QLoRA on a GPU, forward, backward, save and reload."""

@@ -194,7 +194,8 @@ def test_a_folder_may_be_called_like_the_bundled_model(tmp_path, monkeypatch):
 def test_dtypes_by_their_short_names(given, name):
     import torch
 
-    from dappr_llm.text.lm import quantization_config, resolve_dtype
+    from dappr_llm.text.lm import quantization_config
+    from dappr_llm.text.precision import resolve_dtype
 
     assert load_recipe("quickstart", [f"model.dtype={given}"]).model.dtype == name
     assert resolve_dtype(given) is getattr(torch, name)
