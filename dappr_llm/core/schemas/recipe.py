@@ -170,7 +170,8 @@ class Recipe(Section):
     """
     A whole run. `lora` goes to `peft.LoraConfig`, `train` to `DAPPrConfig`, `method` to the method, as they are.
 
-    `lora: null` trains every weight of a classifier (`model.readout: head`).
+    `lora: null` trains every weight of a classifier (`model.readout: head`). `gate`: fit a density of hidden states at
+    the end, which says of new rows how familiar they are.
     """
 
     name: Name = "run"
@@ -180,6 +181,7 @@ class Recipe(Section):
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "dappr"})
     data: DataSection
     train: dict[str, Any] = Field(default_factory=dict)
+    gate: bool = True
 
     @property
     def output_dir(self) -> Path:
