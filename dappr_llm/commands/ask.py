@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from ..core.errors import UserError
 from ..core.terminal import printable, show
+from ..decisions.familiarity import one_in
 from . import shared
 
 if TYPE_CHECKING:
@@ -81,6 +82,9 @@ def render(answer: Answer, names: list[str]) -> str:
     lines.append("")
     for name, value in (("aleatoric", answer.aleatoric), ("epistemic", answer.epistemic)):
         lines.append(f"    {name:<{width}}  {bar(value)} {value:7.3f}")
+    if answer.familiarity is not None:
+        lines.append(f"    {'familiarity':<{width}}  {bar(answer.familiarity)} {answer.familiarity:7.3f}")
+        lines.append(f"\n  {one_in(answer.familiarity)}")
     if answer.prediction_set is not None:
         lines.append(f"\n  • in the prediction set: {', '.join(answer.prediction_set) or 'none'}")
     if answer.abstain:

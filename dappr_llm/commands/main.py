@@ -30,6 +30,7 @@ VERBS = {
     "audit": "Ask every question with its options rotated: does the answer follow words or letters?",
     "ask": "Ask in the terminal and see probabilities, uncertainties and the decision.",
     "calibrate": "Fit temperature, prediction sets and abstention on held-out rows (decision.json).",
+    "gate": "Fit a density of hidden states that says how familiar a question is (gate.json).",
     "push": "Upload adapter, decision rule, results and a model card to the Hub, in one commit.",
     "plan": "What a recipe will take: parameters, memory per GPU, steps, tokens, coefficients.",
     "combine": "Make an ensemble of finished runs or of saved tables; needs no model.",

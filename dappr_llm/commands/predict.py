@@ -79,6 +79,8 @@ class TableOptions:
             Commit, branch or tag of a checkpoint on the Hub.
         load_in_4bit (`bool`, *optional*, defaults to `False`):
             Quantise the base model.
+        gate (`bool`, *optional*, defaults to `True`):
+            Add density and familiarity, if the checkpoint has a gate.
         columns (`Mapping`, *optional*):
             Columns and labels of own data; by default the run's.
     """
@@ -92,6 +94,7 @@ class TableOptions:
     cache: bool = True
     revision: str | None = None
     load_in_4bit: bool = False
+    gate: bool = True
     columns: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -104,6 +107,7 @@ class TableOptions:
             cache=not args.no_cache,
             revision=getattr(args, "revision", None),
             load_in_4bit=getattr(args, "load_in_4bit", False),
+            gate=not getattr(args, "no_gate", False),
             columns=shared.columns(args),
         )
 
@@ -219,7 +223,8 @@ def predict(
         say(f"Predicting {task.name} ({split}, {len(rows)} rows)")
         sets.append(RowSet.of_task(rows, task, split, data.folder.name))
     quantization = {"load_in_4bit": True} if options.load_in_4bit else None
-    loading = {"revision": options.revision, "quantization": quantization}
+    loading: dict[str, Any] = {"revision": options.revision, "quantization": quantization}
+    loading |= {} if options.gate else {"gate": False}
     tables = cached_tables(
         sets,
         load=lambda: shared.load_predictor(names, options.base, options.batch_size, **loading),

@@ -132,6 +132,7 @@ def add_pipeline(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--revision", help="commit, branch or tag of a checkpoint on the Hub")
     parser.add_argument("--load-in-4bit", action="store_true", help="load the base model in 4 bits")
     parser.add_argument("--no-decision", action="store_true", help="ignore decision.json: the model's own numbers")
+    parser.add_argument("--no-gate", action="store_true", help="ignore gate.json: no density, no familiarity")
     parser.add_argument("--extra-letters", action="store_true", help="read more options than letters were trained")
     parser.add_argument("--truncate", action="store_true", help="cut the start of questions that are too long")
 
@@ -152,6 +153,8 @@ class PipelineOptions:
             Quantise the base model.
         decision (`bool`, *optional*, defaults to `True`):
             Apply the decision rule beside the weights.
+        gate (`bool`, *optional*, defaults to `True`):
+            Say how familiar a question is, if there is a gate beside the weights.
         extra_letters, truncate (`bool`, *optional*, defaults to `False`):
             Accept more options than were trained, and questions that are too long.
         batch_size (`int`, *optional*, defaults to 16):
@@ -163,6 +166,7 @@ class PipelineOptions:
     revision: str | None = None
     load_in_4bit: bool = False
     decision: bool = True
+    gate: bool = True
     extra_letters: bool = False
     truncate: bool = False
     batch_size: int = 16
@@ -176,6 +180,7 @@ class PipelineOptions:
             revision=args.revision,
             load_in_4bit=args.load_in_4bit,
             decision=not args.no_decision,
+            gate=not args.no_gate,
             extra_letters=args.extra_letters,
             truncate=args.truncate,
             batch_size=getattr(args, "batch_size", cls.batch_size),
@@ -192,6 +197,7 @@ def load_pipeline(options: PipelineOptions) -> Any:
         options.revision,
         load_in_4bit=options.load_in_4bit,
         decision=options.decision,
+        gate=options.gate,
         extra_letters=options.extra_letters,
         truncate=options.truncate,
         batch_size=options.batch_size,

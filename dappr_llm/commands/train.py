@@ -14,12 +14,16 @@ from . import shared
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from ..core.backend import Backend
     from ..core.recipe import Recipe
     from ..evaluation.prediction_table import PredictionTable
+    from ..inference.batching import RowSet
+    from ..training.build import TrainingRun
+    from ..training.config import DAPPrConfig
+    from ..training.trainer import DAPPrTrainer
     from ..training.untrained import Untrained
 
 EPILOG = """examples:
@@ -150,12 +154,12 @@ def _with_data(recipe: Recipe) -> Recipe:
 def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
     # torch and its friends take seconds to import: mistakes in the recipe were found before.
     from ..core.backend import is_stream
-    from ..core.errors import UserError, explained, first_line
+    from ..core.errors import UserError, first_line
     from ..evaluation.reporting.run_results import finish
     from ..training.build import build_args, build_run, build_tests
+    from ..training.gate import fit_run_gate
     from ..training.run_folder import keep_dtype
     from ..training.saving import check_last
-    from ..training.trainer import DAPPrTrainer
     from ..training.untrained import before_training
     from .predict import save_tables
 
@@ -164,18 +168,7 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
         keep_dtype(recipe, folder, resume)
     id_set, ood_sets = build_tests(recipe)
     run = build_run(recipe, args)
-    with explained(f"{recipe.name} cannot be trained"):  # Trainer checks its arguments against each other
-        trainer = DAPPrTrainer(
-            run.model,
-            args,
-            run.train,
-            run.validation,
-            method=run.method,
-            backend=run.backend,
-            auxiliary_dataset=run.auxiliary,
-            auxiliary_share=recipe.data.auxiliary_share,
-            ood_datasets={each.task: each.rows for each in ood_sets},
-        )
+    trainer = _trainer(recipe, args, run, ood_sets)
     if resume is not None:
         check_last(trainer, folder)
     _record(recipe, run.backend, folder)
@@ -192,10 +185,11 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
         say(f"Stopped at step {trainer.state.global_step}, saved in {folder}. Continue with --resume.")
         return None
     trainer.save_model(str(folder), _internal_call=True)  # pushed below, once, with its results
+    gate = fit_run_gate(trainer, recipe, run.task, folder)
     sets = [each for each in (id_set, *ood_sets) if each is not None]
     for each in sets:
         say(f"Predicting {each.task} ({each.split}, {len(each.rows)} rows)")
-    tables = trainer.predict_tables(sets)
+    tables = trainer.predictor.with_gate(gate).predict_tables(sets)
     save_tables(sets, tables, folder)
     if id_set is not None:
         named = {each.task: table for each, table in zip(sets, tables, strict=True)}
@@ -229,6 +223,24 @@ def _facts(backend: Backend) -> dict[str, Any]:
         "precision": backend.precision,
         "data_revisions": dict(backend.data_revisions),
     }
+
+
+def _trainer(recipe: Recipe, args: DAPPrConfig, run: TrainingRun, ood_sets: Sequence[RowSet]) -> DAPPrTrainer:
+    from ..core.errors import explained
+    from ..training.trainer import DAPPrTrainer
+
+    with explained(f"{recipe.name} cannot be trained"):  # Trainer checks its arguments against each other
+        return DAPPrTrainer(
+            run.model,
+            args,
+            run.train,
+            run.validation,
+            method=run.method,
+            backend=run.backend,
+            auxiliary_dataset=run.auxiliary,
+            auxiliary_share=recipe.data.auxiliary_share,
+            ood_datasets={each.task: each.rows for each in ood_sets},
+        )
 
 
 def next_steps(folder: Path) -> str:

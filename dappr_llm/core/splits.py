@@ -65,6 +65,50 @@ def split(
     return {name: np.array(sorted(rows), dtype=np.int64) for name, rows in dealt.items()}
 
 
+# --- calibration rows -----------------------------------------------------------------------------------------------
+
+CALIBRATION = "calibration"
+LEAST_SELECTION = 200  # validation rows that stay for selection, if half of them are to calibrate
+LEAST_TRAINING = 500  # training rows from which on some of them are
+_LEAST, _MOST = 100, 2000  # calibration rows
+
+
+def calibration_source(selection: int, training: int, fraction: float | None = None) -> tuple[str, float] | None:
+    """
+    Which rows calibration rows are split off from, `"validation"` or `"train"`, and their share of these.
+
+    Half of the validation rows if enough of them are left; else a tenth of the training rows, at least 100; `None`
+    where both are too few.
+
+    Args:
+        selection, training (`int`):
+            Numbers of validation and training rows.
+        fraction (`float`, *optional*):
+            Another share.
+    """
+    if selection and (fraction or selection >= 2 * LEAST_SELECTION):
+        return "validation", fraction or min(0.5, _MOST / selection)
+    if training and (fraction or training >= LEAST_TRAINING):
+        return "train", fraction or min(max(0.1, _LEAST / training), _MOST / training)
+    return None
+
+
+def set_aside(
+    labels: Sequence[Hashable], groups: Sequence[Hashable] | None, share: float, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """
+    Row numbers without calibration rows, and those of the calibration rows; stratified, equal rows on one side.
+
+    Args:
+        labels, groups, seed:
+            As in [`split`].
+        share (`float`):
+            Share of the calibration rows.
+    """
+    parts = split(labels, groups, {"rest": 1 - share, CALIBRATION: share}, seed)
+    return parts["rest"], parts[CALIBRATION]
+
+
 def _check(parts: Mapping[str, float]) -> None:
     if not parts or any(share <= 0 for share in parts.values()) or abs(sum(parts.values()) - 1) > 1e-6:
         shown = ", ".join(f"{name} {share:g}" for name, share in parts.items())

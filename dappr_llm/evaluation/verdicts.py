@@ -69,7 +69,9 @@ def against_chance(
     what = "at or below chance" if accuracy <= chance else "not distinguishable from chance"
     advice = _TRY
     if fixed_labels and modality == "text":
-        advice += ", and `--set model.readout=head`, which does not have to learn first what letters or tokens stand for"
+        advice += (
+            ", and `--set model.readout=head`, which does not have to learn first what letters or tokens stand for"
+        )
     return (
         f"The accuracy of {_percent(accuracy)} %{_ends(intervals, 'id/accuracy')} is {what} ({_percent(chance)} %). "
         f"{advice}."

@@ -15,7 +15,7 @@ from ..core.files import atomic_write
 
 OwnRow: TypeAlias = Mapping[str, Any]
 COLUMNS = ("id", "answer", "letter", "choices", "probs", "alpha", "aleatoric", "epistemic", "prediction_set",
-            "abstain", "label", "correct")  # fmt: skip
+            "abstain", "density", "familiarity", "label", "correct")  # fmt: skip
 SUFFIX = "_given"  # of a column of the user's that is called like one of ours
 _CHUNK = 10_000  # rows of one Parquet row group
 # Type of a Parquet column by the types of its values in JSON; any other mixture is written as text.
@@ -131,6 +131,8 @@ def _write_parquet(records: Callable[[], Iterator[dict[str, Any]]], handle: IO[b
         pa.float64(),
         texts,
         pa.bool_(),
+        pa.float64(),
+        pa.float64(),
         pa.int64(),
         pa.bool_(),
     ]

@@ -133,7 +133,12 @@ def describe(
     plain, path = described(task, split)
     home = base_folder(run.base, facts.get("base_revision")) if "base_revision" in facts else None
     sidecar = Path(run.folder) / checkpoint.SIDECAR
-    options = {"extra_letters": pipe.extra_letters, "truncate": pipe.truncate, "limit": limit}
+    options = {
+        "extra_letters": pipe.extra_letters,
+        "truncate": pipe.truncate,
+        "limit": limit,
+        "gate": run.gate is not None,
+    }
     return Job(
         task=json.dumps(plain, sort_keys=True, allow_nan=False),
         split=split,

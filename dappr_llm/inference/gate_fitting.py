@@ -221,14 +221,23 @@ def _collect(
         source, lengths, order = joined, joined.lengths, [place for _, place in joined.places]
     labels, names = np.asarray(prepared["labels"]), list(prepared["id"])
     found = _Statistics(kind, len(backend.class_names or ()) if kind == "class_gaussian" else 1)
+    problem: UserError | None = None
     for batch, features in predictor.pooled_states(source, lengths, "for the gate"):
         numbers = np.array([chosen[order[place]] for place in batch])
-        unit = normalised(features, [names[number] for number in numbers])
+        try:
+            unit = normalised(features, [names[number] for number in numbers])
+        except UserError as error:  # the other processes wait for this one at the next batch
+            problem = problem or error
+            continue
         held = np.array([number in held_out for number in numbers])
         found.kept |= {int(number): row for number, row in zip(numbers[held], features[held], strict=True)}
         if not held.all():
             own = numbers[~held]
             marks = [hashlib.blake2b(f"{names[n]}".encode() if keys is None else keys[n]).digest() for n in own]
             found.add(unit[~held], labels[own], marks)
+    world = predictor.accelerator.num_processes if predictor.accelerator is not None else 1
+    for other in gather(None if problem is None else str(problem), world):
+        if other is not None:
+            raise UserError(other)
     found.merge(predictor.accelerator)
     return found

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..core.backend import Backend, Row
     from ..core.outputs import Prediction
     from ..methods import Method
+    from .gate import GateScorer
     from .table_predictor import PredictionSettings, TablePredictor
 
 
@@ -32,12 +33,15 @@ class Run:
     folder: str = ""
     method_name: str | None = None
     base: str | None = None  # the base model that was loaded, which need not be where the checkpoint says
+    gate: GateScorer | None = None
 
     def predictor(self, settings: PredictionSettings | None = None) -> TablePredictor:
         """What predicts batches and whole datasets with this model."""
         from .table_predictor import TablePredictor
 
-        return TablePredictor(self.model, self.method, self.backend, settings=settings, method_name=self.method_name)
+        return TablePredictor(
+            self.model, self.method, self.backend, settings=settings, method_name=self.method_name, gate=self.gate
+        )
 
     def predict(self, question: Any, choices: Sequence[Any] | None = None, extra_letters: bool = False) -> Prediction:
         """
@@ -86,6 +90,7 @@ def load_checkpoint(
     revision: str | None = None,
     quantization: Mapping[str, Any] | None = None,
     device: str | torch.device | None = None,
+    gate: bool = True,
 ) -> Run:
     """
     A trained checkpoint, ready to predict.
@@ -103,8 +108,11 @@ def load_checkpoint(
             Load the base in 4 or 8 bits.
         device (`str` or `torch.device`, *optional*):
             Where to put the model; by default the GPU if there is one.
+        gate (`bool`, *optional*, defaults to `True`):
+            Load its gate too, if it has one: predictions then say how familiar a row is.
     """
     from ..methods.base import get_method
+    from .gate import load_gate
 
     folder, config = checkpoint.load_sidecar(checkpoint_name, revision)
     checkpoint.check_files(folder)
@@ -120,4 +128,5 @@ def load_checkpoint(
         model, backend = backend_class.from_pretrained(folder, config, method, base_model, dtype, quantization, device)
     backend.data_revisions = config.get("data_revisions") or {}
     model.eval()
-    return Run(method, model, backend, folder, name, base_model or config.get("base_model"))
+    scorer = load_gate(folder, model, backend) if gate else None
+    return Run(method, model, backend, folder, name, base_model or config.get("base_model"), scorer)

@@ -182,9 +182,11 @@ def check_unchanged(task: Task, run: str) -> str | None:
 
 
 def settle_data(recipe: Recipe) -> Recipe:
-    """A recipe with what its rows say where it says nothing (columns, labels, splits); images have all of it."""
+    """A recipe with what its rows say where it says nothing: columns, labels, splits; of images splits alone."""
     if recipe.model.backbone is not None:
-        return recipe
+        from ..vision.build import settle
+
+        return settle(recipe)
     from ..text.data.tasks import settle_recipe
 
     try:

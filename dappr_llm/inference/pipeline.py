@@ -52,6 +52,10 @@ class Answer:
             Letters of the options that may be right; `None` without a decision rule.
         abstain (`bool`, *optional*):
             Whether the rule says not to answer; `None` without one.
+        density (`float`, *optional*):
+            How typical the question is of those that were trained on (larger: more); `None` without a gate.
+        familiarity (`float`, *optional*):
+            The density as a p-value in (0, 1]: 0.005 is as unusual as 1 in 200 of the questions it was trained for.
     """
 
     id: str
@@ -64,6 +68,8 @@ class Answer:
     epistemic: float
     prediction_set: tuple[str, ...] | None
     abstain: bool | None
+    density: float | None = None
+    familiarity: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
@@ -125,6 +131,7 @@ class UncertaintyPipeline:
         dtype: str = "auto",
         load_in_4bit: bool = False,
         decision: str | Path | bool = True,
+        gate: bool = True,
         **kwargs: Any,
     ) -> UncertaintyPipeline:
         """
@@ -147,6 +154,8 @@ class UncertaintyPipeline:
                 Load the base in 4 bits (needs bitsandbytes). A rule fitted at full precision then holds only nearly.
             decision (`bool`, `str` or `Path`, *optional*, defaults to `True`):
                 `False`: ignore the rule; a path: use that `decision.json`.
+            gate (`bool`, *optional*, defaults to `True`):
+                `False`: ignore the gate, so that there is no familiarity.
             kwargs:
                 Further arguments of [`UncertaintyPipeline`].
         """
@@ -157,7 +166,9 @@ class UncertaintyPipeline:
         from .loading import load_checkpoint  # imports torch, which takes seconds
 
         quantization = {"load_in_4bit": True} if load_in_4bit else None
-        run = load_checkpoint(folder, base_model, dtype, quantization=quantization, device=device or _device())
+        run = load_checkpoint(
+            folder, base_model, dtype, quantization=quantization, device=device or _device(), gate=gate
+        )
         return cls(run, rule, **kwargs)
 
     def __call__(
@@ -288,6 +299,8 @@ class UncertaintyPipeline:
                     if chosen is None
                     else tuple(name for name, inside in zip(names, chosen[row], strict=True) if inside),
                     abstain=None if abstain is None else bool(abstain[row]),
+                    density=None if prediction.density is None else float(prediction.density[row]),
+                    familiarity=None if prediction.familiarity is None else float(prediction.familiarity[row]),
                 )
             )
         return found

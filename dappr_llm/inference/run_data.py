@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..core import checkpoint
 from ..core.errors import UserError
 from ..core.recipe import Recipe, load_recipe
+from ..core.splits import CALIBRATION
 from .modality import check_unchanged, find_run_task, is_own_task, remembered_task, trained_places
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Role = Literal["test", "validation", "ood"]
+Role = Literal["test", "validation", "calibration", "ood"]
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class RunData:
             columns (`Mapping`, *optional*):
                 Columns, labels and encoding that the user names.
             role (`str`, *optional*, defaults to `"test"`):
-                `"test"`, `"validation"` or `"ood"`: which split is meant if none is named.
+                `"test"`, `"validation"`, `"calibration"` or `"ood"`: which split is meant if none is named.
             split (`str`, *optional*):
                 The split.
             limit (`int`, *optional*):
@@ -114,11 +115,13 @@ class RunData:
 
     def _split(self, role: Role, own: bool, named: bool) -> str:
         data = self.recipe.data if self.recipe else None
-        usual = "validation" if role == "validation" else "test"
+        usual = role if role in ("validation", "calibration") else "test"
         if data is None or not own:
             return usual
         held_out = data.validation_split or ("validation" if data.validation_fraction else None)
-        found = held_out if role == "validation" else data.test_split
+        found = {"validation": held_out, "calibration": data.calibration_split}.get(role, data.test_split)
+        if role == "calibration" and found is not None and not self._has_calibration(found):
+            found = None  # a run of a version that kept no such rows
         if found is None and named:
             return usual  # of a file without such a part all rows are read
         if found is None:
@@ -127,6 +130,13 @@ class RunData:
                 "split (--split)"
             )
         return found
+
+    def _has_calibration(self, split: str) -> bool:
+        task, data = self.own, self.recipe.data if self.recipe else None
+        if split != CALIBRATION or data is None or task is None:
+            return True
+        known = {*getattr(task, "splits", ()), *getattr(task, "fractions", ())}
+        return bool(getattr(task, "calibration", ())) or getattr(task, "bundled", False) or split in known
 
     def say_trained(self, wanted: Wanted, rows: Any) -> None:
         """Warn of rows of a new file that the run was trained on: its results would be too good."""

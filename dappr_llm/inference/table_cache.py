@@ -29,6 +29,7 @@ from ..core import checkpoint
 from ..core.checkpoint import sha256
 from ..core.errors import UserError
 from ..core.files import cache_dir, write_text
+from ..decisions import gate
 from ..evaluation.prediction_table import PredictionTable
 from .batching import RowSet
 from .modality import base_of, bundled_folder
@@ -46,7 +47,7 @@ _COLUMNS = ("id", "question", "options", "label")
 # Weights in every format that transformers reads, their indices, and all that makes tokens of a text.
 _FILES = (
     *("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.msgpack", "*.h5", "*.index.json"),
-    *("config.json", "adapter_config.json", checkpoint.SIDECAR),
+    *("config.json", "adapter_config.json", checkpoint.SIDECAR, gate.FILE),
     *("tokenizer*", "*.model", "*.tiktoken", "vocab.*", "merges.txt", "added_tokens.json", "special_tokens_map.json"),
 )
 _LARGE = 1 << 20  # bytes from which on the hash of a file is remembered
@@ -262,4 +263,4 @@ def file_hash(path: Path) -> str:
 
 def as_options(values: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of `load_checkpoint` that change predictions, without those that are `None`."""
-    return {key: values[key] for key in ("dtype", "revision", "quantization") if values.get(key) is not None}
+    return {key: values[key] for key in ("dtype", "revision", "quantization", "gate") if values.get(key) is not None}

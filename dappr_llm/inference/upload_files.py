@@ -17,7 +17,9 @@ from ..core.errors import UserError
 from ..core.files import read_json
 from ..core.local_names import own_paths, portable, portable_values
 from ..core.secrets import find_secrets
+from ..decisions import gate
 from ..decisions import rule as calibration
+from ..decisions.gate import Gate
 from ..decisions.rule import Decision
 from ..evaluation.prediction_table import PredictionTable
 from . import card
@@ -30,8 +32,8 @@ _FILES = (
     "adapter_config.json", "adapter_model.safetensors", "config.json", "model.safetensors", "generation_config.json",
     "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja",
-    checkpoint.SIDECAR, calibration.FILE, checkpoint.RECIPE, checkpoint.RESULTS, checkpoint.TRAINED_ROWS,
-    "training_args.json", "reliability.png", "alpha0.png", "confusion.png",
+    checkpoint.SIDECAR, calibration.FILE, gate.FILE, gate.TENSORS, checkpoint.RECIPE, checkpoint.RESULTS,
+    checkpoint.TRAINED_ROWS, "training_args.json", "reliability.png", "alpha0.png", "confusion.png",
 )  # fmt: skip
 # Settings of other libraries: only what names a place is changed there, since `</s>` or a chat template is no path.
 _SETTINGS = ("config.json", "generation_config.json", "preprocessor_config.json", "tokenizer_config.json")
@@ -72,6 +74,8 @@ def collect(folder: str | Path, tables: bool = False) -> Contents:
         found[checkpoint.RECIPE] = _public_recipe(path)
     if calibration.FILE in found:
         found[calibration.FILE] = _public_decision(path)
+    if gate.FILE in found:
+        found |= _public_gate(path)
     if tables:
         files = sorted((path / checkpoint.TABLES).glob("*.npz"))
         _refuse_links(path / checkpoint.TABLES, [each.name for each in files])
@@ -128,8 +132,13 @@ def _searchable(name: str, content: bytes | str) -> str:
     if name.endswith(".npz"):
         table = _load_table(content)
         return "\n".join([json.dumps(table.meta, ensure_ascii=False, allow_nan=False), *table.ids])
-    if name.endswith(".safetensors") and isinstance(content, str):
-        return _header(Path(content)).decode("utf-8", errors="replace")
+    if name.endswith(".safetensors"):
+        head = (
+            _header(Path(content))
+            if isinstance(content, str)
+            else content[: 8 + int.from_bytes(content[:8], "little")]
+        )
+        return head.decode("utf-8", errors="replace")
     found = Path(content).read_bytes() if isinstance(content, str) else content
     return found.decode("utf-8", errors="replace")
 
@@ -211,6 +220,17 @@ def _public_decision(folder: Path) -> bytes | str:
         return str(folder / calibration.FILE)
     with tempfile.TemporaryDirectory() as place:
         return public.save(place).read_bytes()
+
+
+def _public_gate(folder: Path) -> Contents:
+    """The gate, checked; what it was fitted on may be called like a path of this machine."""
+    own = Gate.load(folder, checkpoint.weights_hash(folder))
+    public = replace(own, fitted_on=portable_values(own.fitted_on), calibrated_on=portable_values(own.calibrated_on))
+    if (public.fitted_on, public.calibrated_on) == (own.fitted_on, own.calibrated_on):
+        return {name: str(folder / name) for name in (gate.FILE, gate.TENSORS)}
+    with tempfile.TemporaryDirectory() as place:
+        public.save(place)
+        return {name: (Path(place) / name).read_bytes() for name in (gate.FILE, gate.TENSORS)}
 
 
 def _load_table(content: bytes | str) -> PredictionTable:

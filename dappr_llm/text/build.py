@@ -88,6 +88,12 @@ def build_data(recipe: Recipe, task: MCQTask | None = None, seed: int = 0) -> tu
     return with_naming(train, data.naming_share), validation
 
 
+def load_calibration(recipe: Recipe, task: MCQTask, seed: int = 0) -> Dataset | None:
+    """The rows that are kept for calibration; `None` if there are none."""
+    data = recipe.data
+    return None if data.calibration_split is None else load_task(task, data.calibration_split, data.root)
+
+
 def _validation(recipe: Recipe, task: MCQTask) -> Dataset:
     data = recipe.data
     return load_task(task, data.validation_split or "validation", data.root, data.max_validation_samples)

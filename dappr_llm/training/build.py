@@ -64,6 +64,12 @@ def build_run(recipe: Recipe, args: DAPPrConfig) -> TrainingRun:
     return TrainingRun(method, model, backend, task.name, train, validation, auxiliary)
 
 
+def load_calibration(recipe: Recipe, seed: int = 0) -> Any:
+    """The rows that are kept for calibration; `None` if there are none."""
+    build = _modality(recipe)
+    return build.load_calibration(recipe, build.build_task(recipe), seed)
+
+
 def data_revisions(recipe: Recipe) -> dict[str, str]:
     """The commits of a recipe's Hub datasets that were read by now, by Hub id."""
     build, data = _modality(recipe), recipe.data

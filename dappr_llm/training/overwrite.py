@@ -26,6 +26,8 @@ _RUN = (
     checkpoint.RESULTS,
     checkpoint.TRAIN_LOG,
     "decision.json",
+    "gate.json",
+    "gate.safetensors",
     "*.png",
     "trainer_state.json",
     LOCK,

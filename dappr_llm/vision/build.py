@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UserError
 from ..core.recipe import Recipe
+from ..core.splits import CALIBRATION, calibration_source
 from ..methods import Method
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from .data.rows import ImageRows
     from .data.tasks import ImageTask
     from .model import ImageClassifier, ImageClassifierConfig
+
+logger = logging.getLogger(__name__)
 
 WEIGHTS = "model.safetensors"
 
@@ -89,6 +93,47 @@ def build_data(recipe: Recipe, task: ImageTask, seed: int) -> tuple[ImageRows, I
             if rows is not None:
                 rows.verify()
     return train, validation
+
+
+def settle(recipe: Recipe) -> Recipe:
+    """
+    A recipe that says which images are kept for calibration: the validation images if nothing is selected on them,
+    half of them if there are enough.
+    """
+    from .data.tasks import get_image_task, load_image_task
+
+    data, task = recipe.data, get_image_task(recipe.data.train)
+    if data.calibration_split != CALIBRATION or CALIBRATION in task.splits or task.calibration:
+        return recipe
+    used, found = data.validation_split, None
+    try:
+        rows = len(load_image_task(build_task(recipe), used or "validation", data.root).ids)
+    except UserError:  # said when they are read to be used
+        rows = 0
+    if used is None and rows and data.calibration_fraction is None:
+        found = "validation"
+        logger.info(f"{task.name}: its validation images, on which nothing is selected, are kept for calibration")
+    share = calibration_source(rows if used else 0, 0, data.calibration_fraction)
+    if share is not None:
+        found = CALIBRATION
+        given = recipe.data.train if isinstance(recipe.data.train, dict) else {"task": recipe.data.train}
+        kept = {"source": used, "share": round(share[1], 6)}
+        logger.info(f"{task.name}: {share[1]:.0%} of {rows:,} {used} images are kept for calibration")
+        data = data.model_copy(update={"train": {**given, "calibration": kept}})
+    elif found is None:
+        logger.info(
+            f"{task.name}: {rows:,} validation images are too few to keep some for calibration, so answers get no "
+            "familiarity (data.calibration_split names such images)"
+        )
+    return recipe.model_copy(update={"data": data.model_copy(update={"calibration_split": found})})
+
+
+def load_calibration(recipe: Recipe, task: ImageTask, seed: int = 0) -> ImageRows | None:
+    """The images that are kept for calibration; `None` if there are none."""
+    data = recipe.data
+    if data.calibration_split is None:
+        return None
+    return load_rows(task, data.calibration_split, data.root, labelled=False, seed=seed)
 
 
 def is_noise(auxiliary: object) -> bool:

@@ -34,6 +34,8 @@ class AnswerRecord(File):
     epistemic: Number
     prediction_set: list[str] | None = None
     abstain: bool | None = None
+    density: Number | None = None
+    familiarity: Annotated[float, Field(gt=0, le=1)] | None = None
     label: Natural | None = None
     correct: bool | None = None
 

@@ -7,6 +7,7 @@ from typing import Any
 from .answers import AnswerRecord
 from .check import json_schema
 from .decision import DecisionFile
+from .gate import GateFile
 from .lora_section import LoraSection
 from .manifest import ManifestFile
 from .method_options import METHOD_OPTIONS
@@ -22,6 +23,7 @@ DOCUMENTS: dict[str, tuple[Any, str]] = {
     "recipe": (Recipe, "a recipe, for dappr train"),
     "sweep": (SweepTable, "a table of runs, for dappr sweep"),
     "decision": (DecisionFile, "decision.json"),
+    "gate": (GateFile, "gate.json"),
     "results": (ResultsContent, "results.json"),
     "sidecar": (TextSidecar, "uncertainty_config.json of an adapter"),
     "image-sidecar": (ImageSidecar, "uncertainty_config.json of an image classifier"),

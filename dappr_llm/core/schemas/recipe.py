@@ -22,6 +22,14 @@ Plain = str | int | float | bool
 
 
 @with_config(STRICT)
+class Calibration(TypedDict):
+    """Where calibration rows were split off from, and their share of these rows."""
+
+    source: Name
+    share: Inside
+
+
+@with_config(STRICT)
 class TaskDescription(TypedDict, total=False):
     """One's own data: where the rows are and what their columns are called; text and images share the form."""
 
@@ -33,6 +41,7 @@ class TaskDescription(TypedDict, total=False):
     encoding: Name | None
     fractions: Annotated[dict[Name, Inside], Field(min_length=2, max_length=20)] | None
     split_seed: Seed | None
+    calibration: Calibration | None
     sha256: (
         dict[Name, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]] | None
     )  # of the files, by split; runs note them
@@ -123,6 +132,11 @@ class DataSection(Section):
     learn from such rows. `augment` replaces an image task's own augmentation (`none`, or names such as
     `[crop, flip]`).
 
+    `calibration_split` has the rows that p-values, prediction sets and thresholds come from, and nothing else. A task
+    without that split gets it from its validation rows if no checkpoint is selected on them, from half of them if they
+    are 400 or more, else from a tenth of 500 or more training rows; `calibration_fraction` is another share. `null`:
+    no such rows.
+
     `checks`: what is done about mistakes in the rows that make results wrong. By default `error` for one's own data,
     and `warn` for the tasks of the registry, whose splits are what they are.
 
@@ -137,6 +151,8 @@ class DataSection(Section):
     test_split: Name | None = "test"
     ood_split: Name = "test"
     validation_fraction: Inside | None = None
+    calibration_split: Name | None = "calibration"
+    calibration_fraction: Inside | None = None
     naming_share: Share = 0.0
     streaming: bool = False
     shuffle_buffer: Count = 1000
@@ -154,7 +170,8 @@ class Recipe(Section):
     """
     A whole run. `lora` goes to `peft.LoraConfig`, `train` to `DAPPrConfig`, `method` to the method, as they are.
 
-    `lora: null` trains every weight of a classifier (`model.readout: head`).
+    `lora: null` trains every weight of a classifier (`model.readout: head`). `gate`: fit a density of hidden states at
+    the end, which says of new rows how familiar they are.
     """
 
     name: Name = "run"
@@ -164,6 +181,7 @@ class Recipe(Section):
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "dappr"})
     data: DataSection
     train: dict[str, Any] = Field(default_factory=dict)
+    gate: bool = True
 
     @property
     def output_dir(self) -> Path:

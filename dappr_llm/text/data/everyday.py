@@ -12,7 +12,7 @@ T = TypeVar("T")
 Draw = tuple[str, str, list[str]]
 
 SPLITS: dict[str, dict[str, int]] = {
-    "everyday": {"train": 2400, "validation": 240, "test": 480},
+    "everyday": {"train": 2400, "validation": 240, "test": 480, "calibration": 1200},
     "everyday_arithmetic": {"validation": 120, "test": 480},
     "everyday_opposites": {"validation": 120, "test": 480},
 }
@@ -25,6 +25,8 @@ OPPOSITE_QUESTIONS = ("What is the opposite of {word}?", "Which word is the oppo
 
 # The generator gives up after this many duplicates in a row.
 MAX_MISSES = 10_000
+# So many items of the test split have a question that no calibration item has.
+_KEPT_FOR_TESTS = 2000
 
 
 def _digest(text: str) -> int:
@@ -54,11 +56,12 @@ def split_words(split: str) -> dict[str, list[str]]:
     """
     The words of each category of `everyday` in one split.
 
-    The splits share no word: of 30 words, 20 are for training, 4 for validation and 6 for testing.
+    The splits share no word: of 30 words, 20 are for training, 4 for validation and 6 for testing. Only calibration
+    and test share theirs, since a p-value holds for rows that could have been calibration rows.
 
     Args:
         split (`str`):
-            One of `"train"`, `"validation"` and `"test"`.
+            One of `"train"`, `"validation"`, `"calibration"` and `"test"`.
 
     Returns:
         `dict[str, list[str]]`: The words by category.
@@ -72,6 +75,7 @@ def split_words(split: str) -> dict[str, list[str]]:
         pools[noun] = {
             "train": ordered[held_out:],
             "validation": ordered[:validation],
+            "calibration": ordered[validation:held_out],
             "test": ordered[validation:held_out],
         }[split]
     return pools
@@ -177,7 +181,8 @@ def generate(name: str, split: str, size: int | None = None) -> list[dict[str, A
         name (`str`):
             Name of the task: `"everyday"`, `"everyday_arithmetic"` or `"everyday_opposites"`.
         split (`str`):
-            `"train"` (`"everyday"` only), `"validation"` or `"test"`.
+            `"train"` and `"calibration"` (`"everyday"` only), `"validation"` or `"test"`. Calibration items are drawn
+            as test items are, and are none of them.
         size (`int`, *optional*):
             Number of items. Defaults to the size in `SPLITS`.
 
@@ -202,7 +207,8 @@ def generate(name: str, split: str, size: int | None = None) -> list[dict[str, A
     draws = _GENERATORS[name](_rng(name, split, "items"), split)
     labels = _deal(_rng(name, split, "labels"), range(4))
     items: list[dict[str, Any]] = []
-    seen: set[tuple[str, frozenset[str]]] = set()
+    tests = generate(name, "test", _KEPT_FOR_TESTS) if split == "calibration" else []
+    seen = {(item["question"], frozenset(item["options"])) for item in tests}
     misses = 0
     while len(items) < size:
         question, answer, options = next(draws)

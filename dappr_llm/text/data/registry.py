@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import UserError, nearest
+from ...core.splits import CALIBRATION
 from .items import ANSWER_TYPES, Columns
 from .labels import label_text
 from .sources import is_data_file
@@ -44,6 +45,8 @@ class MCQTask:
             `core.splits`.
         split_seed (`int`, *optional*, defaults to 0):
             Decides which row goes where.
+        calibration (`dict`, *optional*):
+            Calibration rows that are split off from another split: its `source`, and their `share` of its rows.
         encoding (`str`, *optional*):
             Encoding of text files, if not UTF-8.
         skip_labels, only_labels (`tuple[str, ...]`, *optional*):
@@ -67,6 +70,7 @@ class MCQTask:
     fixed: bool | None = None
     fractions: Mapping[str, float] = field(default_factory=dict)
     split_seed: int = 0
+    calibration: Mapping[str, Any] = field(default_factory=dict)
     encoding: str | None = None
     skip_labels: tuple[str, ...] = ()
     only_labels: tuple[str, ...] = ()
@@ -96,6 +100,7 @@ class MCQTask:
 
     def source(self, split: str) -> str:
         """The file or the dataset's split that holds a split; those that are dealt out share the first one's."""
+        split = self.calibration["source"] if self.calibration and split == CALIBRATION else split
         split = self.dealt_from if split in self.fractions else split
         return self.splits.get(split) or self.splits.get("*") or split
 
@@ -153,8 +158,19 @@ TASKS: dict[str, MCQTask] = {
 
 _ALIASES = {"text": "question", "label": "answer", "labels": "options"}
 _COLUMN_KEYS = ("question", "choices", "answer", "id", "options", "answer_type")
-_FIELD_KEYS = ("name", "path", "config", "splits", "revision", "encoding", "fractions", "split_seed", "sha256")
-_CHANGES = ("config", "revision", "encoding", "fractions", "split_seed", "sha256")
+_FIELD_KEYS = (
+    "name",
+    "path",
+    "config",
+    "splits",
+    "revision",
+    "encoding",
+    "fractions",
+    "split_seed",
+    "calibration",
+    "sha256",
+)
+_CHANGES = ("config", "revision", "encoding", "fractions", "split_seed", "calibration", "sha256")
 TASK_KEYS = {*_FIELD_KEYS, *_COLUMN_KEYS, *_ALIASES}
 
 
@@ -260,6 +276,7 @@ def describe(task: MCQTask) -> str | dict[str, Any]:
         "sha256": dict(task.sha256),
         "fractions": dict(task.fractions),
         "split_seed": task.split_seed if task.fractions else None,
+        "calibration": dict(task.calibration),
     }
     if known:
         assert base is not None

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ...core.checkpoint import sha256
 from ...core.errors import UserError
+from ...core.splits import CALIBRATION, LEAST_SELECTION, calibration_source
 from .columns import guess, missing_column, take
 from .items import own_candidates, own_options
 from .labels import LabelColumn, find_labels, find_reading, label_text, say_names
@@ -177,11 +178,51 @@ def recipe_task(recipe: Recipe) -> MCQTask:
 
 def settle_recipe(recipe: Recipe) -> Recipe:
     """A recipe that says what was found in its data, for the run's folder; the same one if nothing was open."""
-    task = recipe_task(recipe)
+    task, split = with_calibration(recipe_task(recipe), recipe)
     if not recipe.data.streaming:
         task = dataclasses.replace(task, sha256={**file_hashes(task), **task.sha256})
-    data = recipe.data.model_copy(update={"train": describe(task)})
+    data = recipe.data.model_copy(update={"train": describe(task), "calibration_split": split})
     return recipe.model_copy(update={"data": data})
+
+
+def with_calibration(task: MCQTask, recipe: Recipe) -> tuple[MCQTask, str | None]:
+    """
+    A task with calibration rows, and the split that they are; says where they come from.
+
+    Args:
+        task (`MCQTask`):
+            The task of a recipe, with its other splits.
+        recipe (`Recipe`):
+            Which splits are used for what.
+    """
+    data = recipe.data
+    split = data.calibration_split
+    if split != CALIBRATION or task.calibration or split in {*task.splits, *task.fractions} or task.bundled:
+        return task, split if not task.bundled or task.name == "everyday" else None
+    unused = data.validation_split is None and not data.validation_fraction and data.calibration_fraction is None
+    if unused and task.path is not None and _count(task, "validation", data.root) >= LEAST_SELECTION:
+        logger.info(f"{task.name}: its validation rows, on which nothing is selected, are kept for calibration")
+        return task, "validation"
+    selected = data.validation_split or ("validation" if data.validation_fraction else None)
+    training = 0 if data.streaming else _count(task, data.train_split, data.root)
+    selection = _count(task, selected, data.root) if selected else 0
+    found = calibration_source(selection, training, data.calibration_fraction)
+    if found is None:
+        logger.info(
+            f"{task.name}: {training:,} training and {selection:,} validation rows are too few to keep some for "
+            "calibration, so answers get no familiarity (data.calibration_split names such rows)"
+        )
+        return task, None
+    source = data.train_split if found[0] == "train" else str(selected)
+    return dataclasses.replace(task, calibration={"source": source, "share": round(found[1], 6)}), split
+
+
+def _count(task: MCQTask, split: str, root: str | None) -> int:
+    """Rows of a split; 0 if it is not there, which is said by those who need it."""
+    try:
+        return int(sum(1 for _ in raw_rows(task, split, root)) * task.fractions.get(split, 1.0))
+    except UserError:
+        return 0
 
 
 def file_hashes(task: MCQTask) -> dict[str, str]:

@@ -7,14 +7,14 @@ import itertools
 import logging
 import os
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.data_frames import as_rows
 from ...core.errors import UserError, nearest
-from ...core.splits import same_text
+from ...core.splits import CALIBRATION, same_text, set_aside
 from ...core.splits import split as deal_out
 from . import everyday
 from .columns import Columns
@@ -81,10 +81,38 @@ def iter_rows(
         yield from ((place, item, {}) for place, item in _bundled(task, split))
         return
     task = settle(task, root, split)
+    source = task.calibration.get("source")
+    if source is not None and split in (source, CALIBRATION):
+        yield from _set_aside(task, source, split, _whole(task, source, root, labelled, problems))
+    else:
+        yield from _whole(task, split, root, labelled, problems)
+
+
+def _whole(
+    task: MCQTask, split: str, root: str | Path | None, labelled: bool, problems: list[RowProblem] | None
+) -> Iterator[PlacedRow]:
+    """A split with the calibration rows in it."""
     if split in task.fractions:
         yield from _dealt(task, root, labelled, problems)[split]
     else:
         yield from _parsed(task, split, root, labelled, problems)
+
+
+def _set_aside(task: MCQTask, source: str, split: str, whole: Iterable[PlacedRow]) -> Iterator[PlacedRow]:
+    """The calibration rows of a split, or the others."""
+    rows = list(whole)
+    rest, own = set_aside(*_strata(task, rows), task.calibration["share"], task.split_seed)
+    if split == source:
+        how = "stratified by label, equal texts on one side" if task.fixed else "equal questions on one side"
+        logger.info(f"{task.name}: {len(own):,} of {len(rows):,} {source} rows are kept for calibration ({how})")
+    yield from (rows[number] for number in (own if split == CALIBRATION else rest).tolist())
+
+
+def _strata(task: MCQTask, rows: Sequence[PlacedRow]) -> tuple[list[Hashable], list[Hashable]]:
+    """What rows are dealt out by: their labels, where these are fixed, and their texts."""
+    labels = [item.label if task.fixed else 0 for _, item, _ in rows]
+    names: list[Hashable] = [task.labels[each] if task.labels and each != UNKNOWN else each for each in labels]
+    return names, [same_text(item.question) for _, item, _ in rows]
 
 
 def _bundled(task: MCQTask, split: str) -> Iterator[Placed]:
@@ -123,9 +151,7 @@ def _dealt(
     rows = list(_parsed(task, first, root, labelled, None if problems is None else own))
     for _ in _unique((place, item) for place, item, _ in rows):
         pass
-    labels = [item.label if task.fixed else 0 for _, item, _ in rows]
-    names = [task.labels[label] if task.labels and label != UNKNOWN else label for label in labels]
-    groups = [same_text(item.question) for _, item, _ in rows]
+    names, groups = _strata(task, rows)
     shares = {first: task.fractions[first], **task.fractions}
     parts = deal_out(names, groups, shares, task.split_seed)
     found = {name: [rows[number] for number in numbers.tolist()] for name, numbers in parts.items()}
@@ -202,7 +228,7 @@ def load_items(
 ) -> ItemRows:
     """The items of one split, arguments as for [`load_task`]; imports `datasets` only for tasks on the Hub."""
     task = get_task(task)
-    if split not in ("train", "validation", "test") and task.name in everyday.SPLITS:
+    if split not in everyday.SPLITS["everyday"] and task.name in everyday.SPLITS:
         raise UserError(f"Task {task.name!r} has no split {split!r}; {nearest(split, everyday.SPLITS[task.name])}")
     items = ItemRows()
     try:

@@ -73,6 +73,8 @@ class ImageTask:
             Keep only rows with these values, by column.
         revision (`str`, *optional*):
             Commit or tag on the Hub.
+        calibration (`dict[str, Any]`, *optional*):
+            Calibration rows that are split off from another split: its `source`, and their `share` of its rows.
     """
 
     name: str
@@ -101,6 +103,7 @@ class ImageTask:
     imbalance: float | None = None
     where: Mapping[str, Any] = field(default_factory=dict)
     revision: str | None = None
+    calibration: Mapping[str, Any] = field(default_factory=dict)
 
 
 # 28 px, grey, neither augmented nor normalised; 48000 training and 12000 validation rows.

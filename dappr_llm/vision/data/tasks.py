@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import UserError, nearest
+from ...core.splits import CALIBRATION, set_aside
 from . import digits
 from .catalogue import CORRUPTIONS, FINE, IMAGE_TASKS, IMAGENET_MEAN, IMAGENET_STD, SEVERITIES, ImageTask
 from .folders import has_images
@@ -32,7 +33,7 @@ _KINDS: dict[str, Any] = {
     **dict.fromkeys(("name", "path", "config", "image", "label", "layout", "revision"), str),
     **dict.fromkeys(("num_classes", "channels", "size", "resize"), int),
     **dict.fromkeys(("validation_fraction", "test_fraction", "imbalance"), (int, float)),
-    **dict.fromkeys(("splits", "where"), Mapping),
+    **dict.fromkeys(("splits", "where", "calibration"), Mapping),
     **dict.fromkeys(("mean", "std", "augment", "class_names", "folders"), tuple),
 }
 _KIND_NAMES: dict[Any, str] = {
@@ -178,7 +179,11 @@ def load_image_task(
             augmentation. Test rows do not depend on it.
     """
     task = get_image_task(spec)
-    found = _divided(task, split, root or os.environ.get(DATA_ROOT), seed)
+    source = task.calibration.get("source") if split in (task.calibration.get("source"), CALIBRATION) else None
+    found = _divided(task, source or split, root or os.environ.get(DATA_ROOT), seed)
+    if source is not None:
+        rest, own = set_aside(found.labels.tolist(), None, task.calibration["share"])
+        found = found.take(own if split == CALIBRATION else rest)
     num_classes = task.num_classes or len(found.class_names or task.class_names) or None
     check_labels(found, num_classes, labelled)
     if len(found.ids) == 0:

@@ -68,7 +68,7 @@ def asked_category(question: str) -> str:
 
 def test_sizes():
     assert SPLITS == {
-        "everyday": {"train": 2400, "validation": 240, "test": 480},
+        "everyday": {"train": 2400, "validation": 240, "test": 480, "calibration": 1200},
         "everyday_arithmetic": {"validation": 120, "test": 480},
         "everyday_opposites": {"validation": 120, "test": 480},
     }
@@ -76,7 +76,7 @@ def test_sizes():
 
 def test_same_items_everywhere():
     # Each test run has its own hash seed, so an order taken from a set would show here too.
-    items = [item for name, split in ALL_SPLITS for item in generate(name, split)]
+    items = [item for name, split in ALL_SPLITS if split != "calibration" for item in generate(name, split)]
     assert hashlib.sha256(json.dumps(items, sort_keys=True).encode()).hexdigest() == DIGEST
 
 
@@ -174,18 +174,28 @@ def test_everyday_words_are_unseen():
         split: {option for item in generate("everyday", split, 6000) for option in item["options"]}
         for split in EVERYDAY_SPLITS
     }
+    assert used["calibration"] == used["test"]
     for first, second in combinations(EVERYDAY_SPLITS, 2):
-        assert not used[first] & used[second]
+        assert {first, second} == {"calibration", "test"} or not used[first] & used[second]
     assert set().union(*used.values()) == set(HOME)
+
+
+def test_calibration_items_are_like_test_items_and_none_of_them():
+    """A p-value holds for rows that could have been calibration rows."""
+    calibration, tests = generate("everyday", "calibration"), generate("everyday", "test", 2000)
+    keys = [{(item["question"], frozenset(item["options"])) for item in items} for items in (calibration, tests)]
+    assert len(calibration) == 1200 and not keys[0] & keys[1]
+    assert {item["question"] for item in calibration} == {item["question"] for item in tests}
 
 
 def test_split_words():
     pools = {split: split_words(split) for split in EVERYDAY_SPLITS}
+    assert pools.pop("calibration") == pools["test"]
     for noun, words in CATEGORIES.items():
-        sizes = {split: len(pools[split][noun]) for split in EVERYDAY_SPLITS}
+        sizes = {split: len(pools[split][noun]) for split in pools}
         assert 0.6 <= sizes["train"] / len(words) <= 0.7
         assert sizes["validation"] >= 3 and sizes["test"] >= 5
-        assert sorted(word for split in EVERYDAY_SPLITS for word in pools[split][noun]) == sorted(words)
+        assert sorted(word for split in pools for word in pools[split][noun]) == sorted(words)
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
@@ -252,7 +262,7 @@ def test_companions_share_no_question_between_splits(name):
 def test_errors_name_the_valid_values():
     with pytest.raises(ValueError, match="'birds', valid names: everyday, everyday_arithmetic, everyday_opposites"):
         generate("birds", "train")
-    with pytest.raises(ValueError, match="'dev' of task 'everyday', valid splits: train, validation, test"):
+    with pytest.raises(ValueError, match="'dev' of task 'everyday', valid splits: train, validation, test, "):
         generate("everyday", "dev")
     with pytest.raises(ValueError, match="'train' of task 'everyday_opposites', valid splits: validation, test"):
         generate("everyday_opposites", "train")
