@@ -155,7 +155,7 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
     # torch and its friends take seconds to import: mistakes in the recipe were found before.
     from ..core.backend import is_stream
     from ..core.errors import UserError, first_line
-    from ..evaluation.reporting.run_results import finish
+    from ..evaluation.reporting.run_results import finish, show_samples
     from ..training.build import build_args, build_run, build_tests
     from ..training.gate import fit_run_gate
     from ..training.run_folder import keep_dtype
@@ -195,7 +195,8 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
         named = {each.task: table for each, table in zip(sets, tables, strict=True)}
         facts = _facts(run.backend)
         baselines = _baselines(run.train, id_set.rows, tables[0], before) if is_main_process() else {}
-        finish(folder, named, recipe.name, seed=trainer.args.seed, facts=facts, baselines=baselines, samples=True)
+        finish(folder, named, recipe.name, seed=trainer.args.seed, facts=facts, baselines=baselines)
+        show_samples(folder, named)
         say(next_steps(folder))
     if trainer.args.push_to_hub:
         pushed = trainer.push_saved(str(folder))

@@ -6,7 +6,6 @@ The trained object stays a native `PeftModel` or `PreTrainedModel`; this class h
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -36,7 +35,7 @@ from .precision import precision
 from .prompt import LabelPrompt, Prompt
 from .readouts.base import Readout
 from .readouts.letters import LetterReadout
-from .tokenising import prepare_rows, tokenize_items
+from .tokenising import fingerprint, prepare_rows, tokenize_items
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -396,8 +395,3 @@ class TextBackend(Backend):
             **({"truncation": self.truncation} if self.truncation != "start" else {}),
             "evidence_offset": self.evidence_offset,
         }
-
-
-def fingerprint(input_ids: Sequence[int]) -> str:
-    """A short hash of one prompt's tokens."""
-    return hashlib.sha256(" ".join(map(str, input_ids)).encode()).hexdigest()[:16]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -274,3 +275,8 @@ def _labelled_items(dataset: Dataset, labelled: bool, name: str, labels: tuple[s
             f"{name}, row {found.index(-1)}: its label is not among the {len(labels)} labels of this model"
         )
     return dataset.select_columns(["id", "question"]).add_column("label", found)
+
+
+def fingerprint(input_ids: Sequence[int]) -> str:
+    """A short hash of one prompt's tokens."""
+    return hashlib.sha256(" ".join(map(str, input_ids)).encode()).hexdigest()[:16]

@@ -37,7 +37,6 @@ def finish(
     paths: Mapping[str, str] | None = None,
     baselines: Mapping[str, PredictionTable] | None = None,
     quiet: bool = False,
-    samples: bool = False,
     facts: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """
@@ -62,8 +61,6 @@ def finish(
             Tables of baselines for the rows of the first task, by name; see `trivial_baselines.py`.
         quiet (`bool`, *optional*, defaults to `False`):
             Write, but print nothing.
-        samples (`bool`, *optional*, defaults to `False`):
-            Also print a few questions and answers of every task.
         facts (`Mapping`, *optional*):
             More meta data: the commits of base model and datasets.
 
@@ -87,11 +84,17 @@ def finish(
     pictures = _draw(folder, id_table, ood_tables, classes)
     if not quiet:
         say("\n" + render_results(results, title, intervals, classes, meta))
-        if samples:
-            texts = {name: load_item_texts(folder / path) for name, path in meta["tables"].items()}
-            say(sample_answers(tables, texts))
         say(f"\nModel, tables and results: {folder}" + (f"\nPictures: {pictures}" if pictures else ""))
     return results
+
+
+def show_samples(folder: Path, tables: Mapping[str, PredictionTable]) -> None:
+    """Print a few questions of every task with their answers, where the texts lie beside the run's tables."""
+    paths = {name: table_name(name, table.meta.get("split") or "") for name, table in tables.items()}
+    texts = {name: load_item_texts(folder / checkpoint.TABLES / path) for name, path in paths.items()}
+    shown = sample_answers(tables, texts)
+    if shown:
+        say("\n" + shown + "\n")
 
 
 def _own_texts(path: Path, table: PredictionTable) -> dict[str, ItemText]:

@@ -79,7 +79,7 @@ class Proposal:
     @property
     def few(self) -> bool:
         """Whether labels have so few rows each that a head starts from frozen features."""
-        return self.task.fixed and len(self.parts["train"]) <= _FEW_ROWS * len(self.task.labels or ())
+        return bool(self.task.fixed) and len(self.parts["train"]) <= _FEW_ROWS * len(self.task.labels or ())
 
     @property
     def epochs(self) -> int:
