@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10": 125e12, "4090": 165e12}
 
 
+PLAIN = "float32"  # what the published tables of CPUs were measured in
+
+
 def arguments(description: str) -> argparse.ArgumentParser:
     """The arguments that every benchmark has."""
     parser = scriptlib.arguments(description)
@@ -36,6 +39,11 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's own choice)")
     parser.add_argument("--json", type=Path, help="also write the measurements to this file")
     return parser
+
+
+def add_dtype(parser: argparse.ArgumentParser) -> None:
+    """`--dtype`, for benchmarks that load a base model with [`load_model`]."""
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help=f"of the base model (CPUs: {PLAIN})")
 
 
 def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
@@ -81,7 +89,7 @@ def random_model(name: str) -> PreTrainedModel:
     return MistralForCausalLM(config)
 
 
-def load_model(name: str) -> tuple[PeftModel, PreTrainedTokenizerBase]:
+def load_model(name: str, dtype: str | None = None) -> tuple[PeftModel, PreTrainedTokenizerBase]:
     """A model with a LoRA of rank 8 on q, v and the head, and its tokenizer (for random models the bundled one's)."""
     import warnings
 
@@ -89,11 +97,13 @@ def load_model(name: str) -> tuple[PeftModel, PreTrainedTokenizerBase]:
     from transformers.utils import logging
 
     from dappr_llm.text import lm
+    from dappr_llm.text.precision import resolve_dtype
 
     logging.disable_progress_bar()
     warnings.filterwarnings("ignore", message=".*tie_word_embeddings.*")
     tokenizer = lm.load_tokenizer("smollm2-135m")
-    base = random_model(name).to(lm.best_dtype()) if name in RANDOM else lm.load_lm(name)
+    held = resolve_dtype(dtype or ("auto" if torch.cuda.is_available() else PLAIN))
+    base = random_model(name).to(held) if name in RANDOM else lm.load_lm(name, held)
     torch.manual_seed(0)
     lora = LoraConfig(
         r=8, lora_alpha=16, target_modules=["q_proj", "v_proj", "lm_head"], task_type="CAUSAL_LM"

@@ -101,7 +101,7 @@ def load_checkpoint(
         base_model (`str`, *optional*):
             Another place of the base model than the one written in the checkpoint.
         dtype (`str`, *optional*, defaults to `"auto"`):
-            Dtype of the base model.
+            Dtype of the base model; by default the one that it was trained in.
         revision (`str`, *optional*):
             Commit, branch or tag of a checkpoint on the Hub.
         quantization (`Mapping`, *optional*):

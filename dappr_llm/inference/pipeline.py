@@ -149,7 +149,7 @@ class UncertaintyPipeline:
             device (`str` or `torch.device`, *optional*):
                 By default the accelerator if there is one.
             dtype (`str`, *optional*, defaults to `"auto"`):
-                Of the base model: bfloat16 where the device is good at it, else float32.
+                Of the base model; by default the one that it was trained in.
             load_in_4bit (`bool`, *optional*, defaults to `False`):
                 Load the base in 4 bits (needs bitsandbytes). A rule fitted at full precision then holds only nearly.
             decision (`bool`, `str` or `Path`, *optional*, defaults to `True`):

@@ -125,8 +125,9 @@ def check_resumed(folder: Path, config: Mapping[str, Any], rows: Iterable[str] |
     if not difference and before and now and before != now:
         difference = f"of its {len(before)} training rows {len(before & now)} are among the {len(now)} of now"
     if difference:
+        how = " (DAPPR_CPU_DTYPE says what auto means)" if "its precision" in difference else ""
         raise UserError(
-            f"{folder} was made by another job ({difference}); resume it as it was started, choose another "
+            f"{folder} was made by another job ({difference}); resume it as it was started{how}, choose another "
             "train.output_dir, or pass --overwrite"
         )
     return sidecar

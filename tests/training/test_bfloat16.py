@@ -16,7 +16,7 @@ import yaml
 from tiny import build_classifier, make_rows, make_texts
 from training_runs import config, steps, weights, write_head_recipe
 
-from dappr_llm import AdapterEnsemble, DAPPrTrainer, load_checkpoint
+from dappr_llm import AdapterEnsemble, DAPPrTrainer, UserError, load_checkpoint
 from dappr_llm.commands.main import main
 from dappr_llm.evaluation.prediction_table import PredictionTable
 
@@ -252,3 +252,11 @@ def test_a_run_of_an_older_version_stays_in_float32(tmp_path, monkeypatch):
     folder = shutil.copytree(fixture, tmp_path / "old")
     monkeypatch.chdir(folder)
     assert load_checkpoint("run").backend.precision == "float32"
+
+
+def test_a_script_on_another_machine_is_told_how_to_go_on(tmp_path, strong_folder, lora, monkeypatch):
+    options = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+    trainer_of(tmp_path / "a", strong_folder, lora, **options).train()
+    monkeypatch.setenv("DAPPR_CPU_DTYPE", "float32")
+    with pytest.raises(UserError, match="precision is 'bfloat16', now 'float32'.*DAPPR_CPU_DTYPE"):
+        trainer_of(tmp_path / "a", strong_folder, lora, **options).train(resume_from_checkpoint=True)
