@@ -46,8 +46,7 @@ def layout(
     Returns:
         `dict`: `input_ids` and `position_ids` `[1, N]`, `last` `[B]` (where each row's answer is read; `ends`:
         each place once), `put` `[N]` and `groups`, what attention needs, and `owners`, from which row and which of its
-        tokens each stretch is. With `chosen` also `content`: their packed places, row by row (`tokens`), and where
-        each row's begin (`offsets`).
+        tokens each stretch is. With `chosen` also `content`: their packed places (`tokens`), and each row's `offsets`.
     """
     tokens, positions, paths, segments, owners = _merge(rows, share)
     last = [path[-1] for path in paths]
