@@ -25,4 +25,4 @@ def serving_recipe(folder, base):
     sizes = {"train": (64, 0), "validation": (150, 1), "test": (40, 2)}
     splits = {split: questions(*size) for split, size in sizes.items()}
     settings = {"per_device_train_batch_size": 16, "num_train_epochs": 3, "save_strategy": "epoch", "max_length": 64}
-    return write_recipe(folder, base, splits, questions(20, 3, options=5), save_total_limit=1, **settings)
+    return write_recipe(folder, base, splits, questions(20, 3, options=5), gate=False, save_total_limit=1, **settings)

@@ -101,7 +101,7 @@ def write_rows(path, rows):
     return str(path)
 
 
-def write_recipe(folder, base, splits, ood, **train):
+def write_recipe(folder, base, splits, ood, gate=True, **train):
     """Write a recipe that trains a base model on the given splits, with one OOD task; its output folder is `folder/run`."""
     import yaml
 
@@ -121,6 +121,7 @@ def write_recipe(folder, base, splits, ood, **train):
             "output_dir": str(folder / "run"), "learning_rate": 1e-2, "eval_strategy": "epoch", "logging_steps": 2,
             "disable_tqdm": True, **train,
         },
+        "gate": gate,
     }  # fmt: skip
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(values))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, TextIO
 
 from ..core.errors import UserError
 from ..core.terminal import printable, show
-from ..decisions.familiarity import one_in
 from . import shared
 
 if TYPE_CHECKING:
@@ -66,6 +65,8 @@ def bar(share: float, width: int = _BAR) -> str:
 
 def render(answer: Answer, names: list[str]) -> str:
     """Format one answer; `names` are the letters or class names of its options."""
+    from ..decisions.familiarity import one_in
+
     options = list(zip(names, answer.choices, answer.probs, strict=True))
     if len(options) > _MOST:
         options = sorted(options, key=lambda option: -option[2])[:_MOST]

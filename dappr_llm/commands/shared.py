@@ -153,12 +153,12 @@ class PipelineOptions:
             Quantise the base model.
         decision (`bool`, *optional*, defaults to `True`):
             Apply the decision rule beside the weights.
-        gate (`bool`, *optional*, defaults to `True`):
-            Say how familiar a question is, if there is a gate beside the weights.
         extra_letters, truncate (`bool`, *optional*, defaults to `False`):
             Accept more options than were trained, and questions that are too long.
         batch_size (`int`, *optional*, defaults to 16):
             Questions per batch.
+        gate (`bool`, *optional*, defaults to `True`):
+            Say how familiar a question is, if there is a gate beside the weights.
     """
 
     checkpoint: str
@@ -166,10 +166,10 @@ class PipelineOptions:
     revision: str | None = None
     load_in_4bit: bool = False
     decision: bool = True
-    gate: bool = True
     extra_letters: bool = False
     truncate: bool = False
     batch_size: int = 16
+    gate: bool = True
 
     @classmethod
     def from_args(cls, args: argparse.Namespace, checkpoint: str) -> PipelineOptions:
