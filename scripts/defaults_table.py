@@ -14,17 +14,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
-import subprocess
-import sys
+import gc
+import logging
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from defaults_tasks import SETUPS, Setup, write_files
 from scriptlib import arguments
 
@@ -81,35 +78,31 @@ def top_quarter(model: str, setup: Setup) -> list[int] | None:
 
 
 def run_one(name: str, model: str, task: str, method: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Train, and read what the test rows' table says."""
-    from dappr_llm.evaluation.prediction_table import PredictionTable
+    """Train, and read what the table of the test rows says; as `dappr train` does, without its baselines and files."""
+    from dappr_llm.core.recipe import build_recipe
+    from dappr_llm.training.build import build_args, build_run, build_tests
+    from dappr_llm.training.trainer import DAPPrTrainer
 
     key = run_key(name, task, method, seed, args.part)
-    folder = Path(args.out) / "runs" / key
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    recipe = folder.parent / f"{key}.yaml"
-    recipe.write_text(yaml.safe_dump(recipe_for(task, model, method, seed, args), sort_keys=False), encoding="utf-8")
-    command = [sys.executable, "-m", "dappr_llm", "train", str(recipe), "--output-dir", str(folder)]
+    values = recipe_for(task, model, method, seed, args)
+    values["train"]["output_dir"] = str(Path(args.out) / "runs" / key)
+    recipe = build_recipe(values, key)
     began = time.perf_counter()
-    with open(folder.parent / f"{key}.log", "w", encoding="utf-8") as log:
-        overwrite = ["--overwrite"] if folder.exists() else []
-        done = subprocess.run([*command, *overwrite], stdout=log, stderr=subprocess.STDOUT, env=dict(os.environ))
-    if done.returncode:
-        raise SystemExit(f"{key} failed, see {folder.parent / f'{key}.log'}")
-    table = PredictionTable.load(next((folder / "tables").glob("*.npz")))
+    arguments, (test, _) = build_args(recipe), build_tests(recipe)
+    run = build_run(recipe, arguments)
+    trainer = DAPPrTrainer(run.model, arguments, run.train, method=run.method, backend=run.backend)
+    trainer.train()
+    if trainer.interrupt.stopped:
+        raise SystemExit("Stopped; start again to go on.")
+    (table,) = trainer.predict_tables([test])
     probs, labels = table.reading().probs, table.labels
-    used = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))
     hits = (probs.argmax(-1) == labels).astype(int)
-    found = {
+    return {
         "model": name, "task": task, "method": method, "seed": seed, "part": args.part,
         "seconds": round(time.perf_counter() - began), "accuracy": float(hits.mean()), "hits": "".join(map(str, hits)),
-        "nll": nll(probs, labels), "method_options": used["method"],
-        "evidence_offset": used["train"].get("evidence_offset"), "chosen": used.get("chosen", []),
-        "max_steps": used["train"]["max_steps"], "dtype": args.dtype,
+        "nll": nll(probs, labels), "options": trainer.method.options(), "chosen": trainer.chosen,
+        "max_steps": arguments.max_steps, "dtype": args.dtype,
     }  # fmt: skip
-    if not args.keep:
-        shutil.rmtree(folder)
-    return found
 
 
 def nll(probs: np.ndarray, labels: np.ndarray) -> float:
@@ -170,9 +163,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="optimizer steps of each run (default: by task)")
     parser.add_argument("--learning-rate", type=float, help="default: 5e-4; 2e-3 where all layers are adapted")
     parser.add_argument("--dtype", default="bfloat16", help="of the base model")
-    parser.add_argument("--keep", action="store_true", help="keep the runs' folders")
     parser.add_argument("--table", action="store_true", help="only print the table")
     args = parser.parse_args()
+    logging.getLogger("dappr_llm").setLevel(logging.INFO)  # what is chosen, and why
+    logging.basicConfig(format="%(message)s")
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     for given in [] if args.table else args.model:
@@ -182,7 +176,9 @@ def main() -> None:
                 for seed in args.seeds:
                     file = out / f"{run_key(name, task, method, seed, args.part)}.json"
                     if not file.is_file():
+                        print(f"--- {file.stem}", flush=True)
                         found = run_one(name, path or name, task, method, seed, args)
+                        gc.collect()  # a trainer and its model refer to each other
                         file.write_text(json.dumps(found, indent=1, allow_nan=False), encoding="utf-8")
                         print(f"{file.stem}: {100 * found['accuracy']:.1f} % in {found['seconds']} s", flush=True)
     runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(out.glob("*.json"))]
