@@ -171,7 +171,7 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
     trainer = _trainer(recipe, args, run, ood_sets)
     if resume is not None:
         check_last(trainer, folder)
-    _record(recipe, run.backend, folder)
+    _record(recipe, trainer, folder)
     before = before_training(trainer, run.train, id_set)
     size = "a stream of" if is_stream(run.train) else len(run.train)
     held = "" if run.backend.precision in (None, "float32") else f", base model in {run.backend.precision}"
@@ -204,17 +204,17 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
     return folder
 
 
-def _record(recipe: Recipe, backend: Backend, folder: Path) -> None:
-    """Write the recipe into the run's folder, with what its words meant here: a branch, and `dtype: auto`."""
+def _record(recipe: Recipe, trainer: DAPPrTrainer, folder: Path) -> None:
+    """Write the recipe into the run's folder, with what its words meant here: a branch, `dtype: auto`, nothing."""
     from ..core import checkpoint
-    from ..core.files import write_text
+    from ..training.callbacks.record_chosen import RecordChosen
     from ..training.run_folder import set_dtype
 
+    backend = trainer.backend
     if backend.base_revision:
         recipe.model.revision = backend.base_revision  # the commit behind the branch, to be loaded again
     set_dtype(recipe, backend.precision)
-    if is_main_process():
-        write_text(folder / checkpoint.RECIPE, recipe.to_yaml())
+    trainer.add_callback(RecordChosen(trainer, recipe, folder / checkpoint.RECIPE))
 
 
 def _facts(backend: Backend) -> dict[str, Any]:

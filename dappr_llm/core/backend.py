@@ -65,6 +65,10 @@ class Backend(ABC):
             K, the options or classes that are trained; `None` until the first training rows settle it.
         evidence_offset (`float`):
             Added to every answer logit; fixed before training starts and stored with the checkpoint.
+        offset_is_trained (`bool`):
+            Whether the adapter that training starts from learnt evidence with this offset.
+        chooses_start (`bool`):
+            Whether a trainer may choose offset and coefficients that were not given; see `training.defaults`.
         base_model (`str`, *optional*):
             Name or path of the pretrained weights.
         base_revision (`str`, *optional*):
@@ -96,6 +100,8 @@ class Backend(ABC):
     method: Method
     num_choices: int | None
     evidence_offset: float
+    offset_is_trained: bool = False
+    chooses_start: ClassVar[bool] = False  # images start from the published values
     base_model: str | None
     base_revision: str | None = None
     precision: str | None = None

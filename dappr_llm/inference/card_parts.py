@@ -31,6 +31,12 @@ def intro(config: Mapping[str, Any], base: str | None) -> str:
     return f"A LoRA adapter {what} for multiple-choice questions with up to {config['num_choices']} options."
 
 
+_EXP = (
+    "exp(z) + 1, not the paper's softplus(z) + 1: cross-entropy with a level, and K/α0 ranks rows nearly as the "
+    "energy of a cross-entropy model does"
+)
+
+
 def facts(
     config: Mapping[str, Any], base: str | None, recipe: Mapping[str, Any], meta: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
@@ -43,6 +49,10 @@ def facts(
     if weight is not None:
         found.append(("λ (`reg_weight`)", f"{weight:g}"))
     found.append(("further options", portable(", ".join(f"`{k}` {v}" for k, v in options.items())) or "none"))
+    if options.get("evidence") == "exp":
+        found.append(("evidence", _EXP))
+    if config.get("chosen"):
+        found.append(("chosen by the trainer", portable(", ".join(f"`{name}`" for name in config["chosen"]))))
     if recipe:
         split = recipe.get("data", {}).get("train_split")
         found.append(("training data", f"{portable(str(task_name(recipe)))}, {split} split"))

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from ..core.errors import UserError, nearest
@@ -16,6 +17,7 @@ NEEDS = frozenset(
     {"features", "input_grad", "auxiliary_rows", "spectral_norm", "fit_before", "fit_after", "after_step"}
 )
 SCHEDULES = ("warmup", "linear", "constant")
+COEFFICIENT = ("reg_weight", "schedule", "warmup_epochs")  # the options of `Scheduled`
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,10 @@ class Method:
         """The parameters that are trained at this point of training; `None`: all of them."""
         return None
 
+    def open_options(self) -> tuple[str, ...]:
+        """Options that were not given and that a trainer may therefore choose."""
+        return ()
+
     @property
     def epistemic_scale(self) -> float:
         """Factor on `K/alpha0`: the Dirichlet prior of a class, for methods where it is not 1."""
@@ -185,18 +191,53 @@ class Scheduled:
     """
     Fields of methods whose loss has one regularisation term with a scheduled coefficient.
 
+    What is left out takes its published value (`defaults`), and `given` remembers what was not: a trainer of text
+    models may choose the rest, by what it sees of the model.
+
     Args:
-        reg_weight (`float`, *optional*, defaults to 1.0):
+        reg_weight (`float`, *optional*):
             Coefficient of the regularisation term once the schedule has reached its end.
-        schedule (`str`, *optional*, defaults to `"warmup"`):
+        schedule (`str`, *optional*):
             `"warmup"`, `"linear"` or `"constant"`.
-        warmup_epochs (`float`, *optional*, defaults to 10):
+        warmup_epochs (`float`, *optional*):
             Length of the warm-up, in epochs.
     """
 
-    reg_weight: float = 1.0
-    schedule: str = "warmup"
-    warmup_epochs: float = 10
+    reg_weight: float = None  # type: ignore[assignment]  # these three are numbers once a method is built
+    schedule: str = None  # type: ignore[assignment]
+    warmup_epochs: float = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "given", frozenset(name for name in COEFFICIENT if getattr(self, name) is not None))
+        for name, value in self.defaults().items():
+            if name not in self.given:
+                object.__setattr__(self, name, value)
+        super().__post_init__()  # type: ignore[misc]  # of `Method`, which stands beside this class
+
+    given: ClassVar[frozenset[str]] = frozenset()  # of each object; not a field, so that equal methods stay equal
+
+    @property
+    def regularised(self) -> bool:
+        """Whether the loss has the term at all."""
+        return True
+
+    def open_options(self) -> tuple[str, ...]:
+        if not self.regularised:
+            return ()
+        known = {*self.given, "warmup_epochs"} if "schedule" in self.given else self.given
+        return tuple(name for name in COEFFICIENT if name not in known)
+
+    def defaults(self) -> dict[str, Any]:
+        """The published coefficient."""
+        return {"reg_weight": 1.0, "schedule": "warmup", "warmup_epochs": 10}
+
+    def at_chance(self) -> dict[str, Any]:
+        """
+        The coefficient for a model that cannot answer yet.
+
+        With equal logits every class gains evidence alike, and a coefficient that warms up from 0 comes too late.
+        """
+        return self.defaults()
 
     def weight(self, progress: Progress) -> float:
         """The coefficient of the regularisation term in the current epoch."""
@@ -227,6 +268,12 @@ def get_method(name: str | Method, **options: Any) -> Method:
         if key not in valid:
             raise UserError(f"Method {name!r} has no option {key!r}; {nearest(key, valid)}")
     return METHODS[name](**options)
+
+
+def reads_evidence(method: Method, num_choices: int = 2) -> bool:
+    """Whether a method without a head of its own reads alpha from logits."""
+    logits = torch.zeros(1, method.num_outputs(num_choices))
+    return method.predict(Outputs(logits=logits)).alpha is not None
 
 
 def served_by(needs: frozenset[str]) -> list[str]:

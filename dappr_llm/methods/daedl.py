@@ -102,10 +102,11 @@ class DAEDL(Scheduled, Method):
 
     needs: ClassVar[frozenset[str]] = frozenset({"features", "spectral_norm", "fit_after"})
     schema: ClassVar[Any] = DAEDLOptions
-    reg_weight: float = 0.05
-    schedule: str = "constant"
     covariance: str = "auto"
     shrinkage: float | None = None
+
+    def defaults(self) -> dict[str, Any]:
+        return super().defaults() | {"reg_weight": 0.05, "schedule": "constant"}
 
     def build_head(self, info: HeadInfo) -> nn.Module:
         return DensityHead(info.features(), info.num_classes, share_covariance(self.covariance, info))

@@ -69,16 +69,16 @@ class DAPPr(Scheduled, Method):
     The DAPPr loss.
 
     Args:
-        reg_weight (`float`, *optional*, defaults to 2e-4):
-            Coefficient lambda of R at the end of its schedule.
-        schedule (`str`, *optional*, defaults to `"warmup"`):
-            `"warmup"`, `"linear"` or `"constant"`. A model with chance accuracy at the start needs `"constant"`.
-        warmup_epochs (`float`, *optional*, defaults to 10):
-            Length of the warm-up, in epochs.
+        reg_weight (`float`, *optional*):
+            Coefficient lambda of R at the end of its schedule; 2e-4 unless a trainer chooses another one.
+        schedule (`str`, *optional*):
+            `"warmup"`, `"linear"` or `"constant"`; `"warmup"` unless a trainer chooses another one. A model with
+            chance accuracy at the start needs `"constant"`.
+        warmup_epochs (`float`, *optional*):
+            Length of the warm-up, in epochs; 10.
         regulariser (`str`, *optional*):
             `"spurious"` (R, the default of softplus evidence) or `"none"` (the default of exponential evidence); for
-            ablations `"kl"` (the KL term of evidential learning) and `"log"` (the sum of squared log alpha over the
-            wrong classes).
+            ablations `"kl"` (the KL term of evidential learning).
         evidence (`str`, *optional*, defaults to `"softplus"`):
             `"softplus"`, the paper's `alpha = softplus(z) + 1`, whose confidence is at most `(s+1)/(s+K)` with `s`
             growing as slowly as a logit does; or `"exp"`, `alpha = exp(z) + 1`, which learns like cross-entropy and
@@ -86,7 +86,6 @@ class DAPPr(Scheduled, Method):
     """
 
     schema: ClassVar[Any] = DAPPrOptions
-    reg_weight: float = 2e-4
     regulariser: str = None  # type: ignore[assignment]  # settled by the evidence
     evidence: str = "softplus"
 
@@ -97,8 +96,20 @@ class DAPPr(Scheduled, Method):
         if self.evidence == "exp" and self.regulariser == "spurious" and self.reg_weight > MOST_EXP_WEIGHT:
             raise UserError(
                 f"method.reg_weight {self.reg_weight:g} with evidence: exp: R grows as e^(2z) there, and takes over "
-                f"the loss; leave regulariser out, use regulariser: log, or a weight of at most {MOST_EXP_WEIGHT:g}"
+                f"the loss; leave regulariser out, or use a weight of at most {MOST_EXP_WEIGHT:g}"
             )
+
+    @property
+    def regularised(self) -> bool:
+        return self.regulariser != "none"
+
+    def defaults(self) -> dict[str, Any]:
+        return super().defaults() | {"reg_weight": 2e-4}
+
+    def at_chance(self) -> dict[str, Any]:
+        if self.evidence == "exp" or self.regulariser != "spurious":
+            return self.defaults()
+        return {"reg_weight": 5e-3, "schedule": "constant", "warmup_epochs": 10}
 
     def loss(self, out: Outputs, labels: Tensor, progress: Progress) -> dict[str, Tensor]:
         logits = upcast(out.logits)
@@ -111,8 +122,6 @@ class DAPPr(Scheduled, Method):
         return (exp_evidence.divergence if self.evidence == "exp" else divergence)(logits, labels)
 
     def _penalty(self, logits: Tensor, labels: Tensor) -> Tensor:
-        if self.regulariser == "log":
-            return exp_evidence.log_penalty(logits if self.evidence == "exp" else log_softplus(logits), labels)
         if self.evidence == "softplus" and self.regulariser == "spurious":
             return spurious_evidence(logits, labels)
         target = one_hot_labels(labels, logits)

@@ -48,13 +48,14 @@ class EDL(Scheduled, Method):
     """
 
     schema: ClassVar[Any] = EDLOptions
-    reg_weight: float | None = None  # type: ignore[assignment]
     regulariser: str = "kl"
 
-    def __post_init__(self) -> None:
-        if self.reg_weight is None:
-            object.__setattr__(self, "reg_weight", 2e-4 if self.regulariser == "spurious" else 1.0)
-        super().__post_init__()
+    @property
+    def regularised(self) -> bool:
+        return self.regulariser != "none"
+
+    def defaults(self) -> dict[str, Any]:
+        return super().defaults() | ({"reg_weight": 2e-4} if self.regulariser == "spurious" else {})
 
     def loss(self, out: Outputs, labels: Tensor, progress: Progress) -> dict[str, Tensor]:
         logits = upcast(out.logits)

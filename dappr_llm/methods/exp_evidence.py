@@ -61,11 +61,6 @@ def log_possibility(logits: Tensor, labels: Tensor) -> Tensor:
     return divergence(logits, labels) + (target * share).sum(-1)
 
 
-def log_penalty(logits: Tensor, labels: Tensor) -> Tensor:
-    """The sum of squared `log alpha` over the wrong classes `[B]`: what `R` becomes on the scale of logits."""
-    return ((1 - one_hot_labels(labels, logits)) * softplus(logits).square()).sum(-1)
-
-
 def alpha_of(logits: Tensor) -> Tensor:
     """`alpha` `[B, K]`, finite for any finite logits."""
     return logits.clamp_max(_LARGEST).exp() + 1

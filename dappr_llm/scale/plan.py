@@ -171,7 +171,7 @@ def plan(
     state = _OPTIMIZER_BYTES.get(str(getattr(args.optim, "value", args.optim)), 8) * sizes.trainable
     if steps < 1:
         raise UserError(f"{recipe.name}: train.num_train_epochs leaves no step to train; there is nothing to plan")
-    coefficients, warnings = _coefficients(method, steps, per_epoch)
+    coefficients, warnings = _coefficients(method, steps, per_epoch, chosen=recipe.model.backbone is None)
     tokens = planned.example[0] if len(planned.example) == 1 else None
     return Plan(
         recipe=recipe.name,
@@ -232,12 +232,21 @@ def _rows(recipe: Recipe) -> int:
         raise UserError(f"{error} (or say how many training rows there are: --rows N)") from None
 
 
-def _coefficients(method: Method, steps: int, per_epoch: int) -> tuple[list[tuple[int, float]] | None, list[str]]:
-    """The regulariser's coefficient in each epoch (`None` for methods without a schedule), and warnings about it."""
+def _coefficients(
+    method: Method, steps: int, per_epoch: int, chosen: bool
+) -> tuple[list[tuple[int, float]] | None, list[str]]:
+    """
+    The regulariser's coefficient in each epoch, and warnings about it.
+
+    `None` for methods without a schedule, and where training chooses what was not given (`chosen`).
+    """
     from ..methods.base import Progress, Scheduled
 
     if not isinstance(method, Scheduled):
         return None, []
+    if chosen and method.open_options():
+        names = ", ".join(f"method.{name}" for name in method.open_options())
+        return None, [f"{names}: not given, so chosen when training starts, by whether the model is at chance"]
     last = (steps - 1) // per_epoch
     epochs = math.ceil(steps / per_epoch)
     values = [(epoch, method.weight(Progress(epoch, epochs))) for epoch in range(last + 1)]

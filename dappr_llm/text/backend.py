@@ -89,6 +89,7 @@ class TextBackend(Backend):
 
     modality = "text"
     pretrained = True
+    chooses_start = True
 
     def __init__(
         self,

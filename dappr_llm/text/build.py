@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..core import checkpoint
@@ -12,7 +13,8 @@ from ..core.backend import is_stream
 from ..core.errors import UserError, explained
 from ..core.hub_revisions import model_commit
 from ..core.recipe import Recipe, check_keys
-from ..methods import Method
+from ..methods import METHODS, Method, get_method
+from ..methods.base import reads_evidence
 from . import classifier, lm
 from .adapter_files import check_adapter, read_config
 from .backend import TextBackend, check_method
@@ -167,11 +169,18 @@ def build_model(
         readout = HeadReadout(model, tokenizer, labels, method)
     elif answers is not None:
         readout = TokenReadout(model, tokenizer, answers)
-    offset = sidecar.get("evidence_offset", 0.0)
-    backend = build_backend(model, tokenizer, args, method, section.name, offset, readout, prompt)
+    backend = build_backend(model, tokenizer, args, method, section.name, sidecar, readout, prompt)
     backend.labels = backend.labels or task.labels
     backend.has_new_head = not adapter and classifier.has_new_head(model)
     return model, backend
+
+
+def _learnt_evidence(sidecar: Mapping[str, Any]) -> bool:
+    """Whether an adapter was trained with a method that reads logits as evidence."""
+    method = sidecar.get("method", {})
+    if method.get("name") not in METHODS:
+        return False
+    return reads_evidence(get_method(method["name"], **method["options"]))
 
 
 def _causal_answers(
@@ -258,25 +267,31 @@ def build_backend(
     args: DAPPrConfig,
     method: Method,
     base_name: str | None,
-    offset: float = 0.0,
+    sidecar: Mapping[str, Any] = MappingProxyType({}),
     readout: Readout | None = None,
     prompt: Prompt | None = None,
 ) -> TextBackend:
-    """The text backend for a loaded model, as the training arguments want it; `prompt`: settled already."""
-    return TextBackend(
+    """
+    The text backend for a loaded model, as the training arguments want it.
+
+    `sidecar` is that of the adapter that training starts from; `prompt` is settled already.
+    """
+    backend = TextBackend(
         model,
         tokenizer,
         method,
         num_choices=args.num_choices,
         prompt=prompt or build_prompt(args, LabelPrompt if readout is not None else Prompt),
         max_length=args.max_length,
-        evidence_offset=offset,
+        evidence_offset=sidecar.get("evidence_offset", 0.0),
         base_model=base_name,
         packing=args.packing,
         share_prefix=args.share_prefix,
         truncation=args.truncation,
         readout=readout,
     )
+    backend.offset_is_trained = _learnt_evidence(sidecar)
+    return backend
 
 
 def from_objects(

@@ -41,10 +41,11 @@ class DAPPrConfig(TrainingArguments):
         evidence_offset (`float` or `"auto"`, *optional*):
             Added to every answer logit before the method sees it, and stored with the checkpoint. `"auto"` puts the
             mean logit of the first training rows at 1, where evidence is neither dead nor already large. By default
-            0, or what the adapter that training starts from was trained with.
+            what the adapter that training starts from learnt evidence with, and for text models without one the same
+            as `"auto"` where the mean logit is not between -2 and 4 anyway; 0 for images.
         head_init (`str`, *optional*, defaults to `"auto"`):
             Where a new classification head starts: at `"random"`, or at the `"probe"`, a logistic regression on the
-            frozen model's features of the training rows. `"auto"`: the probe, if there are 64 rows per label at most.
+            frozen model's features of the training rows. `"auto"`: the probe, fitted to 64 rows per label at most.
         prompt (`dict`, *optional*):
             Fields of `dappr_llm.text.prompt.Prompt` that differ from its defaults. `{"chat": True, "system": "…"}`
             puts the prompt into the tokenizer's own chat template.
@@ -175,9 +176,12 @@ class DAPPrConfig(TrainingArguments):
         from .callbacks.nonfinite_guard import NonFiniteGuard
         from .callbacks.progress_lines import replace_progress
         from .callbacks.train_log import TrainLog
+        from .chance import ChanceMonitor
 
         replace_progress(trainer)
         trainer.add_callback(TrainLog())
+        trainer.step_log.chance = ChanceMonitor(trainer)
+        trainer.add_callback(trainer.step_log.chance)
         interrupt, guard, hooks = InterruptCallback(), NonFiniteGuard(trainer), None
         trainer.add_callback(interrupt)
         trainer.add_callback(guard)

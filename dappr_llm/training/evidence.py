@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +15,10 @@ from ..core.backend import Backend, evaluating, to_device
 from ..core.errors import UserError
 from ..core.outputs import Outputs
 from ..methods import Method, Progress
+from ..methods.base import reads_evidence
 
 if TYPE_CHECKING:
+    from .chance import ChanceMonitor
     from .trainer import DAPPrTrainer
 
 logger = logging.getLogger(__name__)
@@ -57,8 +58,8 @@ class Tally:
             if key == "alpha0":
                 self._alpha0.append(value.masked_fill(~good, math.nan))
 
-    def drain(self, world_size: int = 1) -> tuple[dict[str, float], int]:
-        """Means over all processes and the number of rows; then begins anew."""
+    def drain(self, world_size: int = 1) -> dict[str, float]:
+        """Means over all processes; then begins anew."""
         keys = sorted(self._sums)
         sums = torch.stack([self._sums[key] for key in keys])
         alpha0 = torch.cat(self._alpha0).cpu() if self._alpha0 else torch.zeros(0)
@@ -73,65 +74,7 @@ class Tally:
         alpha0 = alpha0[torch.isfinite(alpha0)]
         if len(alpha0):
             means |= {f"alpha0/{name}": alpha0.quantile(q).item() for name, q in _QUANTILES.items()}
-        return means, int(totals.get("accuracy", (0, 0))[1])
-
-
-@dataclass
-class ChanceMonitor:
-    """
-    Notices the one way in which evidence training silently fails: every class gains evidence, none is learnt.
-
-    With equal logits the divergence falls towards log K as all evidence grows, so a model that cannot answer yet
-    is pulled along that common mode, where the gradient that tells classes apart shrinks like 1/alpha.
-
-    Args:
-        min_rows (`int`, *optional*, defaults to 800):
-            Rows to see before judging.
-        growth (`float`, *optional*, defaults to 1.2):
-            How much larger than at the start the mean alpha0 must be.
-    """
-
-    min_rows: int = 800
-    growth: float = 1.2
-    rows: int = 0
-    window: int = 0
-    correct: float = 0.0
-    chance: float = 0.0
-    start: float | None = None
-    warned: bool = False
-
-    def update(self, rows: int, accuracy: float, chance: float, alpha0: float | None) -> str | None:
-        """
-        Feed the averages of one logging window; returns a warning once, or `None`.
-
-        Args:
-            rows (`int`): Rows in the window.
-            accuracy (`float`): Their training accuracy.
-            chance (`float`): Mean of 1/options.
-            alpha0 (`float`, *optional*): Mean total evidence, `None` for methods without.
-        """
-        if alpha0 is None or self.warned or rows == 0:
-            return None
-        self.start = alpha0 if self.start is None else self.start
-        self.rows += rows
-        self.window += rows
-        self.correct += rows * accuracy
-        self.chance += rows * chance
-        if self.window < 400:  # too few rows for the test below
-            return None
-        mean, expected = self.correct / self.window, self.chance / self.window
-        margin = 2 * math.sqrt(expected * (1 - expected) / self.window)
-        at_chance = mean <= expected + margin
-        self.window, self.correct, self.chance = 0, 0.0, 0.0
-        if self.rows < self.min_rows or not at_chance or alpha0 < self.growth * self.start:
-            return None
-        self.warned = True
-        return (
-            f"After {self.rows} rows training accuracy is still at chance ({mean:.2f}, chance {expected:.2f}) while "
-            f"total evidence grew from {self.start:.1f} to {alpha0:.1f}: the loss is falling by raising all evidence "
-            "alike. Use method.schedule: constant with a larger method.reg_weight (5e-3), set "
-            "train.evidence_offset: auto, or start from an adapter that already answers above chance (model.adapter)"
-        )
+        return means
 
 
 class StepLog:
@@ -148,7 +91,7 @@ class StepLog:
     def __init__(self, method: Method, backend: Backend):
         self.method, self.backend = method, backend
         self._tally = Tally()
-        self._chance = ChanceMonitor()
+        self.chance: ChanceMonitor | None = None  # is given the same rows
 
     def __bool__(self) -> bool:
         return bool(self._tally)
@@ -189,14 +132,15 @@ class StepLog:
         if common_mode and not self.backend.has_head:
             share = common_mode_share(self.method, outputs, labels, progress)
             values["grad/common_mode"] = share.masked_fill(num_options != self.backend.num_choices, math.nan)
-        self._tally.add(values, None if weights is None else weights > 0)
+        keep = None if weights is None else weights > 0
+        if self.chance is not None:
+            self.chance.add(values, keep)
+        del values["chance"]
+        self._tally.add(values, keep)
 
-    def drain_into(self, logs: dict[str, float], world_size: int) -> str | None:
-        """Add the means over all ranks to a log entry and begin anew; returns a warning, once, if evidence fails."""
-        means, rows = self._tally.drain(world_size)
-        chance = means.pop("chance", math.nan)
-        logs.update(means)
-        return self._chance.update(rows, means.get("accuracy", math.nan), chance, means.get("alpha0"))
+    def drain_into(self, logs: dict[str, float], world_size: int) -> None:
+        """Add the means over all ranks to a log entry and begin anew."""
+        logs.update(self._tally.drain(world_size))
 
 
 def evidence_stats(method: Method, out: Outputs, labels: Tensor, num_options: Tensor) -> dict[str, Tensor]:
@@ -244,10 +188,12 @@ def evidence_summary(table: Any, out: Outputs) -> dict[str, float]:
 
 
 def settle_start(trainer: DAPPrTrainer) -> None:
-    """Where training starts: the head (`DAPPrConfig.head_init`), then the evidence offset."""
+    """Where training starts: the head (`DAPPrConfig.head_init`), then what was not given, then the evidence offset."""
+    from .defaults import choose
     from .head_init import init_head
 
     init_head(trainer)
+    choose(trainer)
     settle_offset(trainer)
 
 
@@ -260,8 +206,7 @@ def settle_offset(trainer: DAPPrTrainer) -> None:
         if wanted not in (None, 0.0):
             raise UserError("train.evidence_offset is for methods that read logits alone; leave it out")
         return
-    zeros = torch.zeros(1, method.num_outputs(backend.num_choices or 2))
-    if wanted != "auto" and method.predict(Outputs(logits=zeros)).alpha is None:
+    if wanted != "auto" and not reads_evidence(method, backend.num_choices or 2):
         return
     if wanted == "auto":
         backend.evidence_offset = 0.0

@@ -125,7 +125,13 @@ def check_stream(dataset: Any, args: Any, method: Method) -> None:
         return
     if args.max_steps <= 0:
         raise UserError("Training from a stream needs train.max_steps, since its length is not known")
-    if isinstance(method, Scheduled) and method.schedule != "constant" and not args.epoch_rows:
+    if (
+        isinstance(method, Scheduled)
+        and method.regularised
+        and method.schedule != "constant"
+        and "schedule" in method.given  # otherwise one is chosen that needs no epochs
+        and not args.epoch_rows
+    ):
         raise UserError(
             f"method.schedule: {method.schedule} counts epochs, and a stream has none: set train.epoch_rows (rows "
             "that count as one), or schedule: constant"

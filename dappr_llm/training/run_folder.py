@@ -32,7 +32,7 @@ _NOT_IDENTITY = {
     "eval_tokens",
     "trunk_cache",
 }
-_FITTED = {"evidence_offset", "versions", "format_version"}  # found in training, or not the run's
+_FITTED = {"evidence_offset", "chosen", "versions", "format_version"}  # found in training, or not the run's
 
 
 def claim_folder(recipe: Recipe, folder: Path, resume: str | None, overwrite: bool) -> bool:
@@ -60,7 +60,13 @@ def claim_folder(recipe: Recipe, folder: Path, resume: str | None, overwrite: bo
     if overwrite:
         remove_run(folder)
         return False
-    difference = _difference(_identity(load_recipe(path)), _identity(recipe))
+    stored = load_recipe(path)
+    before, now = _identity(stored), _identity(recipe)
+    for key in stored.chosen:  # by that run, which this one does as well where nothing is given
+        if now.get(key) is None:
+            before.pop(key, None)
+            now.pop(key, None)
+    difference = _difference(before, now)
     if difference:
         raise UserError(
             f"{folder} holds another run ({difference}); choose another train.output_dir, or pass --overwrite"
@@ -141,7 +147,7 @@ def _identity(recipe: Recipe) -> dict[str, Any]:
     values["data"].pop("checks")
     values["train"] = {k: v for k, v in values["train"].items() if k not in _NOT_IDENTITY}
     values["data"]["root"] = _place(values["data"]["root"])
-    return _flat({k: v for k, v in values.items() if k not in ("name", "description")})
+    return _flat({k: v for k, v in values.items() if k not in ("name", "description", "chosen")})
 
 
 def _place(root: Any) -> Any:

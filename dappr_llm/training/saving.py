@@ -14,6 +14,7 @@ from ..core.files import write_text
 from ..core.secrets import mask
 from ..evaluation.results import to_json
 from ..inference.card import save_card
+from .defaults import restore
 from .run_folder import check_resumed
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ def write_checkpoint(trainer: DAPPrTrainer, folder: Path, state_dict: Mapping[st
 def sidecar_of(trainer: DAPPrTrainer) -> dict[str, Any]:
     """What `uncertainty_config.json` says of a trainer's model."""
     method = {"name": trainer.method_name, "options": trainer.method.options()}
-    return {"method": method, **trainer.backend.config()}
+    chosen = {"chosen": sorted(trainer.chosen)} if trainer.chosen else {}
+    return {"method": method, **chosen, **trainer.backend.config()}
 
 
 def row_fingerprints(trainer: DAPPrTrainer) -> list[str] | None:
@@ -67,11 +69,12 @@ def row_fingerprints(trainer: DAPPrTrainer) -> list[str] | None:
 
 
 def restore_settings(trainer: DAPPrTrainer, folder: str | Path) -> None:
-    """Take over what training had fitted when it was interrupted; a checkpoint of another job is refused."""
+    """Take over what training had fitted or chosen when it was interrupted; a checkpoint of another job is refused."""
     trainer.backend.evidence_offset = _same_job(trainer, Path(folder))["evidence_offset"]
 
 
 def _same_job(trainer: DAPPrTrainer, folder: Path) -> dict[str, Any]:
+    restore(trainer, checkpoint.load_sidecar(folder)[1])
     return check_resumed(
         folder, json.loads(json.dumps(sidecar_of(trainer), allow_nan=False)), row_fingerprints(trainer)
     )

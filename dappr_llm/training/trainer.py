@@ -107,6 +107,7 @@ class DAPPrTrainer(AtomicCheckpoints, Trainer):
         self.backend = backend
         self.labelled_rows: Any = None  # training rows without auxiliary ones
         self.fingerprints: list[str] | None = None
+        self.chosen: dict[str, Any] = {}  # settings that were not given, by their names in a recipe
         self.head_is_settled = False  # whether the start of a new head was chosen
         if train_dataset is not None:
             self.labelled_rows = self.prepare(train_dataset, "train_dataset")
@@ -134,6 +135,10 @@ class DAPPrTrainer(AtomicCheckpoints, Trainer):
             backend.compile_blocks(self.model, **args.compile_options)
         if args.trunk_cache:
             backend.use_frozen_layers_cache(self.model, args.trunk_cache)
+
+    def use_method(self, method: Method) -> None:
+        """Take the same method with other coefficients."""
+        self.method = self.backend.method = self.step_log.method = method
 
     # --- rows -----------------------------------------------------------------------------------------------------
 
@@ -199,9 +204,7 @@ class DAPPrTrainer(AtomicCheckpoints, Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs and self.step_log:
-            warning = self.step_log.drain_into(logs, self.args.world_size)
-            if warning and self.is_world_process_zero():
-                logger.warning(warning)
+            self.step_log.drain_into(logs, self.args.world_size)
         super().log(logs, start_time)
 
     create_optimizer = explained("train.optim cannot be used")(Trainer.create_optimizer)

@@ -269,6 +269,27 @@ def test_mistral_recipes_hold_the_published_configuration():
     assert ce.method == {"name": "ce"}
 
 
+def test_shipped_recipes_leave_nothing_to_the_trainer():
+    """What a trainer would choose may change from one version to the next; what the recipes stand for may not."""
+    from dappr_llm.methods import get_method
+    from dappr_llm.methods.base import reads_evidence
+    from dappr_llm.scale.sweep import job_recipe, load_table
+
+    recipes = {name: load_recipe(name) for name, _, _ in list_recipes()}
+    for name, _, _ in list_recipes(tables=True):
+        recipes |= {f"{name}: {key}": job_recipe(job) for key, job in load_table(name).jobs.items()}
+    checked = 0
+    for name, recipe in recipes.items():
+        options = dict(recipe.method)
+        method = get_method(options.pop("name"), **options)
+        assert recipe.chosen == [], name
+        if recipe.model.backbone is None and reads_evidence(method):
+            assert recipe.train.get("evidence_offset") is not None, name
+            assert method.open_options() == (), name
+            checked += 1
+    assert checked > 20
+
+
 @pytest.mark.parametrize("path", sorted(recipes_dir().glob("accelerate/*.yaml")), ids=lambda p: p.stem)
 def test_launch_files_are_read_by_accelerate(path):
     from accelerate.commands.config.config_args import load_config_from_file

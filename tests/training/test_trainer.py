@@ -13,7 +13,6 @@ from training_runs import METHOD, StopAt, build, build_head, config, steps, weig
 
 from dappr_llm import DAPPrTrainer, UserError, load_checkpoint
 from dappr_llm.methods.dappr import DAPPr
-from dappr_llm.training.evidence import ChanceMonitor
 from dappr_llm.training.losses import training_progress
 
 
@@ -209,21 +208,6 @@ def test_dead_evidence_is_warned_about(tmp_path, tokenizer, lora, caplog):
     with caplog.at_level(logging.WARNING):
         build(tmp_path, tokenizer, lora, evidence_offset=-20).train()
     assert "evidence is dead" in caplog.text and "evidence_offset: auto" in caplog.text
-
-
-def test_growing_evidence_at_chance_is_warned_about_once():
-    monitor = ChanceMonitor()
-    warnings = [monitor.update(160, 0.25, 0.25, 10.0 + i) for i in range(20)]
-    found = [w for w in warnings if w]
-    assert len(found) == 1 and "still at chance" in found[0] and "schedule: constant" in found[0]
-
-
-@pytest.mark.parametrize(
-    "accuracy, alpha0", [(0.6, lambda i: 10.0 + i), (0.25, lambda i: 10.0), (0.25, lambda i: None)]
-)
-def test_no_warning_when_learning_or_evidence_is_steady(accuracy, alpha0):
-    monitor = ChanceMonitor()
-    assert not any(monitor.update(160, accuracy, 0.25, alpha0(i)) for i in range(20))
 
 
 @pytest.mark.parametrize(

@@ -81,13 +81,12 @@ class RSNNOptions(TypedDict, total=False):
 @with_config(STRICT)
 class ScheduledOptions(TypedDict, total=False):
     passes: Passes
-    reg_weight: Weight
-    schedule: Schedule
-    warmup_epochs: Weight
+    reg_weight: Weight | None  # what is null, or left out, is chosen when training starts
+    schedule: Schedule | None
+    warmup_epochs: Weight | None
 
 
 class EDLOptions(ScheduledOptions, total=False):
-    reg_weight: Weight | None  # type: ignore[misc]  # by default it follows from the regulariser
     regulariser: Literal["kl", "spurious", "none"]
 
 
@@ -122,7 +121,7 @@ class IBEDLOptions(TypedDict, total=False):
 
 
 class DAPPrOptions(ScheduledOptions, total=False):
-    regulariser: Literal["spurious", "kl", "log", "none"]
+    regulariser: Literal["spurious", "kl", "none"]
     evidence: Literal["softplus", "exp"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -171,7 +172,8 @@ class Recipe(Section):
     A whole run. `lora` goes to `peft.LoraConfig`, `train` to `DAPPrConfig`, `method` to the method, as they are.
 
     `lora: null` trains every weight of a classifier (`model.readout: head`). `gate`: fit a density of hidden states at
-    the end, which says of new rows how familiar they are.
+    the end, which says of new rows how familiar they are. `chosen` is written by a run: which of its settings nobody
+    gave. Their values stand in their sections, so the recipe of a run repeats it exactly.
     """
 
     name: Name = "run"
@@ -182,11 +184,20 @@ class Recipe(Section):
     data: DataSection
     train: dict[str, Any] = Field(default_factory=dict)
     gate: bool = True
+    chosen: Names = Field(default_factory=list)
 
     @property
     def output_dir(self) -> Path:
         """`train.output_dir`, or `runs/<name>`."""
         return Path(self.train.get("output_dir") or "runs" / safe_path(self.name))
+
+    def with_chosen(self, chosen: Mapping[str, Any]) -> Recipe:
+        """This recipe with the values of settings that nobody gave, by dotted key."""
+        found = self.model_copy(deep=True, update={"chosen": sorted(chosen)})
+        for key, value in chosen.items():
+            section, name = key.split(".")
+            getattr(found, section)[name] = value
+        return found
 
     def to_yaml(self) -> str:
         """The resolved recipe as YAML that `load_recipe` reads back."""

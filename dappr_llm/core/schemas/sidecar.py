@@ -55,6 +55,7 @@ class SidecarFile(File):
     method: MethodPart
     num_choices: Annotated[int, Field(ge=1, le=1_000_000)]
     evidence_offset: Number = 0.0
+    chosen: Annotated[list[Name], Field(max_length=100)] = Field(default_factory=list)  # settings that nobody gave
     data_revisions: dict[Name, Commit] = Field(default_factory=dict)
     versions: dict[Name, Text] = Field(default_factory=dict)
 

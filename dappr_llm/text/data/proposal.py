@@ -165,7 +165,7 @@ _TEMPLATE = """# {what} on {file}, written by `dappr init`.
 description: {description}
 {model}
 lora: {{r: 16, lora_alpha: 32, lora_dropout: 0.05, target_modules: all-linear}}
-method: {{name: ce}}            # or {{name: dappr, reg_weight: 5e-3, schedule: constant}}, see `dappr recipes`
+method: {{name: ce}}            # or {{name: dappr}}, {{name: dappr_exp}} for many labels, …
 data:
   # {counts} rows; rows with equal texts are in the same part.
   train:

@@ -127,7 +127,7 @@ def test_model_section_holds_the_fields_of_the_image_classifier():
         ("method.reg_weight=-1", r"method.reg_weight is -1; allowed: a number of at least 0"),
         ("method={}", r"needs a name"),
         ("train=3", r"the section 'train' must be a mapping, found 3"),
-        ("nonsense=1", r"unknown key 'nonsense'; valid: data"),
+        ("nonsense=1", r"unknown key 'nonsense'; did you mean"),
     ],
 )
 def test_a_bad_value_is_named_with_what_is_allowed(setting, words):
