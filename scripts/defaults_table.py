@@ -13,8 +13,8 @@ Defaults are chosen with `--part validation` and seeds other than those that are
 from __future__ import annotations
 
 import argparse
-import json
 import gc
+import json
 import logging
 import time
 from collections.abc import Iterable

@@ -143,7 +143,7 @@ def build_model(
     frozen = bool(adapter) or not trains_base(lora)
     common: dict[str, Any] = {"revision": revision, "trust_remote_code": section.trust_remote_code}
     tokenizer = lm.load_tokenizer(section.name, **common)
-    attention = {"attn_implementation": section.attn_implementation} if section.attn_implementation else {}
+    attention: dict[str, Any] = {"attn_implementation": kind_of} if (kind_of := section.attn_implementation) else {}
     readout: Readout | None = None
     answers = prompt = None
     if kind == "head":
