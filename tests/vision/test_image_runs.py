@@ -230,3 +230,39 @@ def test_the_cpu_table_holds_every_method():
         for name in ("rivals_cpu", "ablations")
     )
     assert found | ablations == set(METHODS) and {"duq", "natpn", "fedl", "dappr", "ce"} <= found
+
+
+# --- the gate -------------------------------------------------------------------------------------------------------
+
+
+def test_images_have_a_gate_as_text_has(trained):
+    """Means per class on the backbone's pooled features; calibration images where the run keeps any."""
+    from dappr_llm.decisions.gate import Gate
+
+    gate = Gate.load(trained)
+    assert gate.kind == "class_gaussian" and gate.groups == ("pooled features",)
+    assert gate.tensors["means"].shape[1] == 10
+    table = PredictionTable.load(trained / "predictions" / "digits-test.npz")
+    run = load_checkpoint(trained)
+    again = run.predictor().predict_table(load_image_task("digits", "test", limit=60))
+    np.testing.assert_allclose(again.density, table.density, atol=1e-3)
+    photos = PredictionTable.load(trained / "predictions" / "digits_photos-test.npz")
+    assert np.median(photos.density) < np.median(table.density)
+
+
+def test_calibration_images_are_kept_apart():
+    from dappr_llm.vision.build import build_data, build_task, load_calibration, settle
+
+    recipe = load_recipe("digits/dappr")
+    settled = settle(recipe)
+    chosen = recipe.model_copy(update={"data": recipe.data.model_copy(update={"calibration_fraction": 0.5})})
+    halved = settle(chosen)
+    assert halved.data.calibration_split == "calibration" and settle(halved) == halved
+    whole = {
+        name: set(build_data(each, build_task(each), 0)[1].ids) for name, each in (("all", recipe), ("half", halved))
+    }
+    kept = set(load_calibration(halved, build_task(halved)).ids)
+    assert kept | whole["half"] == whole["all"] and not kept & whole["half"]
+    assert abs(len(kept) - len(whole["half"])) <= 10
+    if len(whole["all"]) < 400:
+        assert settled.data.calibration_split is None
