@@ -82,6 +82,7 @@ def trajectory(folder, world, **changes):
         "saves": gathered(len(saves), world),
         "weights": gathered(trained_weights(trainer).tolist(), world),
         "unused": trainer.args.ddp_find_unused_parameters,
+        "chosen": gathered(trainer.chosen, world),
     }
 
 
@@ -204,6 +205,7 @@ def everything(folder, world):
         "checkpointed": trajectory(folder / "checkpointed", world, gradient_checkpointing=True, num_train_epochs=1),
         "head": trajectory(folder / "head", world, head=True, head_init="random"),
         "probe": trajectory(folder / "probe", world, head=True, head_init="probe", num_train_epochs=1),
+        "chosen": trajectory(folder / "chosen", world, method="dappr", num_train_epochs=1),
         "weighted": trajectory(
             folder / "weighted",
             world,

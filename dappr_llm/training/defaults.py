@@ -88,8 +88,9 @@ def first_read(trainer: DAPPrTrainer) -> FirstRead | None:
     size, backend, model = trainer.args.per_device_eval_batch_size, trainer.backend, trainer.model
     chunks = [backend.collate(rows[start : start + size]) for start in range(0, len(rows), size)]
     head = backend.score_layer(model) is not None
+    more = {"hidden_states": True} if head else {}
     with evaluating(model):
-        found = [backend.read(model, to_device(chunk, trainer.args.device), hidden_states=head) for chunk in chunks]
+        found = [backend.read(model, to_device(chunk, trainer.args.device), **more) for chunk in chunks]
     width = backend.num_choices or 2
     options = [
         torch.full_like(c["labels"], width) if c.get("num_options") is None else c["num_options"] for c in chunks
@@ -151,9 +152,9 @@ def choose_offset(read: FirstRead, trained: float | None) -> tuple[float, str]:
         trained (`float`, *optional*):
             The offset that the starting adapter learnt evidence with: it stays.
     """
-    mean = read.logits.mean().item()
-    if trained is not None:
-        return trained, "as the adapter was trained with"
+    mean = read.logits[torch.isfinite(read.logits)].mean().item()
+    if trained is not None or not math.isfinite(mean):  # logits that are not numbers are reported by the first step
+        return trained or 0.0, "as the adapter was trained with"
     if ALIVE[0] <= mean <= ALIVE[1]:
         return 0.0, f"answer logits start at {mean:.1f} on average, where evidence is alive"
     return round(TARGET - mean, 2), f"answer logits start at {mean:.1f} on average, and would at {TARGET:g}"
