@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -209,7 +209,7 @@ def predict(
             Replace a table of other rows at `out`, if that is a file.
     """
     from ..inference.batching import RowSet
-    from ..inference.modality import load_rows, matched_options
+    from ..inference.modality import load_rows
     from ..inference.run_data import RunData, Wanted
     from ..inference.table_cache import as_options, cached_tables, model_key
 
@@ -229,8 +229,7 @@ def predict(
         data.say_trained(wanted, rows)
         say(f"Predicting {task.name} ({split}, {len(rows)} rows)")
         sets.append(RowSet.of_task(rows, task, split, data.folder.name))
-    if options.match_options:
-        sets = [sets[0], *(matched_options(each, sets[0]) for each in sets[1:])]
+    sets = _matched(sets) if options.match_options else sets
     quantization = {"load_in_4bit": True} if options.load_in_4bit else None
     loading: dict[str, Any] = {"revision": options.revision, "quantization": quantization}
     loading |= {} if options.gate else {"gate": False}
@@ -245,6 +244,20 @@ def predict(
     return tables
 
 
+def _matched(sets: Sequence[RowSet]) -> list[RowSet]:
+    """Row sets without those wrong options that the rows of the first one do not have."""
+    from ..inference.modality import with_matched_options
+
+    found = [sets[0]]
+    for each in sets[1:]:
+        rows = with_matched_options(each.rows, sets[0].rows)
+        if rows is not each.rows and rows != each.rows:
+            most = max(len(options) for options in rows["options"])
+            each = replace(each, rows=rows, meta={**each.meta, "task_num_choices": most, "options_left_out": True})
+        found.append(each)
+    return found
+
+
 def _add_text_distances(
     data: RunData, sets: Sequence[RowSet], tables: Sequence[PredictionTable], root: str | None
 ) -> None:
@@ -252,7 +265,7 @@ def _add_text_distances(
     from ..evaluation.ood_baselines import add_text_distances
     from ..inference.modality import load_rows
 
-    if len(sets) < 2 or data.recipe is None or data.own is None or sets[0].task != data.own.name:
+    if len(sets) < 2 or data.recipe is None or data.own is None:
         return
     if "question" not in getattr(sets[0].rows, "column_names", ()):
         return

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from ..vision.backend import ImageItem
     from ..vision.data.catalogue import ImageTask
     from ..vision.data.rows import ImageRows
-    from .batching import RowSet
 
     Task: TypeAlias = MCQTask | ImageTask
     DatasetRows: TypeAlias = Dataset | ImageRows  # rows with `select`
@@ -251,20 +250,11 @@ def load_rows(
     return (load_items if plain else load_task)(task, split, root, limit, labelled)
 
 
-def matched_options(rows: RowSet, first: RowSet) -> RowSet:
-    """Rows with no more options than those of another task offer; wrong ones are left out. Images have none."""
-    from ..text.data.fewer_options import fewer_options
-    from ..text.data.tasks import ItemRows, most_options
+def with_matched_options(rows: Any, first: Any) -> Any:
+    """Rows with no more options than another task's rows offer; images are returned as they are."""
+    from ..text.data.fewer_options import with_matched_options as of_text
 
-    if not all(isinstance(each.rows, ItemRows) and each.rows.labels is None for each in (rows, first)):
-        return rows
-    most = most_options(first.rows)
-    found = fewer_options(rows.rows, most)  # type: ignore[arg-type]
-    return (
-        rows
-        if found == rows.rows
-        else replace(rows, rows=found, meta={**rows.meta, "task_num_choices": most, "options_left_out": True})
-    )
+    return of_text(rows, first)
 
 
 def described(task: Task, split: str) -> tuple[Any, Path | None]:

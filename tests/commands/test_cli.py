@@ -33,7 +33,7 @@ def test_train_predict_evaluate(recipe, tmp_path, capsys):
     assert trained["meta"]["tables"] == {"mine": "predictions/mine-test.npz", "other": "predictions/other-test.npz"}
     assert trained["results"]["id/n"] == 11 and trained["results"]["ood/other/n"] == 10
     assert trained["results"]["ood/other/options/5"] == 10
-    assert {"longest_option", "majority_letter", "tfidf_options"} == set(trained["meta"]["baselines"])
+    assert {"longest_option", "majority_letter", "tfidf_options", "zero_shot"} == set(trained["meta"]["baselines"])
     assert len(trained["intervals"]["minus_baseline/tfidf_options/accuracy"]) == 2 and "worth it" in printed
     assert 0 <= trained["results"]["ood/other/auroc_trivial_length"] <= 1
     assert len(trained["intervals"]["ood/other/auroc_trivial_tfidf"]) == 2  # against the training rows

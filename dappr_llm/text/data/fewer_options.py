@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
-from .tasks import ItemRows
+from .tasks import ItemRows, most_options
+
+
+def with_matched_options(rows: Any, first: Any) -> Any:
+    """Rows with no more options than those of another task offer; fixed labels and images are left as they are."""
+    if not all(isinstance(each, ItemRows) and each.labels is None for each in (rows, first)):
+        return rows
+    return fewer_options(rows, most_options(first))
 
 
 def fewer_options(rows: ItemRows, most: int) -> ItemRows:

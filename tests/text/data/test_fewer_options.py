@@ -1,4 +1,4 @@
-from dappr_llm.text.data.fewer_options import fewer_options
+from dappr_llm.text.data.fewer_options import fewer_options, with_matched_options
 from dappr_llm.text.data.tasks import ItemRows
 
 
@@ -29,3 +29,12 @@ def test_few_options_and_fixed_labels_are_left_as_they_are():
     fixed = rows()
     fixed.labels = tuple("abcde")
     assert fewer_options(fixed, 2) is fixed
+
+
+def test_options_are_matched_to_those_of_another_task():
+    four, five = rows(options=4), rows()
+    assert with_matched_options(five, four) == fewer_options(five, 4)
+    assert with_matched_options(four, five) == four
+    four.labels = tuple("abcd")
+    assert with_matched_options(five, four) is five
+    assert with_matched_options([1], five) == [1]  # images
