@@ -53,6 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder for results, tables and pictures (default: evaluations/TASKS below the checkpoint, or here "
         "without one; a run's own results.json is replaced only if you name its folder)",
     )
+    parser.add_argument(
+        "--match-options",
+        action="store_true",
+        help="leave wrong options out of OOD rows that offer more than the ID rows do, so that their number says "
+        "nothing (saved tables stay as they are)",
+    )
     shared.add_columns(parser)
     shared.add_metrics(parser)
     shared.add_prediction(parser)
@@ -115,6 +121,8 @@ def evaluate(options: EvaluateOptions) -> dict[str, float]:
     sidecars = Sidecars(checkpoints, options.prediction.revision)  # a wrong folder is an error before slow imports
     if options.id is None and not checkpoints:
         raise UserError("Give a checkpoint, or prediction tables (--id TABLE.npz)")
+    if options.prediction.match_options and str(options.id).endswith(".npz"):
+        raise UserError("--match-options predicts OOD rows anew: name the ID rows, not their table")
     if len(checkpoints) > 1 and options.out is None:
         raise UserError("An ensemble of checkpoints has no folder of its own: say where its results go with --out")
     from ..evaluation.baseline_results import load_baselines
@@ -212,4 +220,5 @@ def _folder(checkpoint: str, tasks: Sequence[str], first_rows: str | Wanted, pre
     parent = Path(checkpoint) if checkpoint and Path(checkpoint).is_dir() else Path(".")
     first, *others = (safe_name(task, without="+") for task in tasks)
     label = safe_name("+".join((f"{first}-{safe_name(split, without='+-')}", *others)))
-    return parent / "evaluations" / (label + (f"-first{prediction.limit}" if prediction.limit else ""))
+    label += f"-first{prediction.limit}" if prediction.limit else ""
+    return parent / "evaluations" / (label + ("-matched-options" if prediction.match_options else ""))

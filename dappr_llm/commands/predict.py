@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import glob
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from ..inference.answer_files import Answerable, Job
     from ..inference.batching import RowSet
     from ..inference.modality import TaskSpec
-    from ..inference.run_data import Wanted
+    from ..inference.run_data import RunData, Wanted
+
+logger = logging.getLogger(__name__)
 
 EPILOG = """examples:
   dappr predict runs/tickets                             the run's own test rows, into runs/tickets/answers/
@@ -83,6 +86,8 @@ class TableOptions:
             Add density and familiarity, if the checkpoint has a gate.
         columns (`Mapping`, *optional*):
             Columns and labels of own data; by default the run's.
+        match_options (`bool`, *optional*, defaults to `False`):
+            Leave wrong options out of rows that offer more than those of the first task.
     """
 
     checkpoints: Sequence[str] = ()
@@ -96,6 +101,7 @@ class TableOptions:
     load_in_4bit: bool = False
     gate: bool = True
     columns: Mapping[str, Any] = field(default_factory=dict)
+    match_options: bool = False
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> TableOptions:
@@ -109,6 +115,7 @@ class TableOptions:
             load_in_4bit=getattr(args, "load_in_4bit", False),
             gate=not getattr(args, "no_gate", False),
             columns=shared.columns(args),
+            match_options=getattr(args, "match_options", False),
         )
 
 
@@ -222,6 +229,7 @@ def predict(
         data.say_trained(wanted, rows)
         say(f"Predicting {task.name} ({split}, {len(rows)} rows)")
         sets.append(RowSet.of_task(rows, task, split, data.folder.name))
+    sets = _matched(sets) if options.match_options else sets
     quantization = {"load_in_4bit": True} if options.load_in_4bit else None
     loading: dict[str, Any] = {"revision": options.revision, "quantization": quantization}
     loading |= {} if options.gate else {"gate": False}
@@ -231,8 +239,44 @@ def predict(
         model=lambda: model_key(names, options.base, [sidecars[name] for name in names], **as_options(loading)),
         cache=options.cache,
     )
+    _add_text_distances(data, sets, tables, options.data_root)
     save_tables(sets, tables, out)
     return tables
+
+
+def _matched(sets: Sequence[RowSet]) -> list[RowSet]:
+    """Row sets without those wrong options that the rows of the first one do not have."""
+    from ..inference.modality import with_matched_options
+
+    found = [sets[0]]
+    for each in sets[1:]:
+        rows = with_matched_options(each.rows, sets[0].rows)
+        if rows is not each.rows and rows != each.rows:
+            most = max(len(options) for options in rows["options"])
+            each = replace(each, rows=rows, meta={**each.meta, "task_num_choices": most, "options_left_out": True})
+        found.append(each)
+    return found
+
+
+def _add_text_distances(
+    data: RunData, sets: Sequence[RowSet], tables: Sequence[PredictionTable], root: str | None
+) -> None:
+    """How far ID and OOD items are from the run's training rows, where these can still be read."""
+    from ..evaluation.ood_baselines import add_text_distances
+    from ..inference.modality import load_rows
+
+    if len(sets) < 2 or data.recipe is None or data.own is None:
+        return
+    if "question" not in getattr(sets[0].rows, "column_names", ()):
+        return
+    own = data.recipe.data
+    try:
+        place = data.root(root)
+        train = load_rows(data.own, own.train_split, place, own.max_train_samples, labelled=False, plain=True)
+    except UserError as error:
+        logger.info(f"The training rows cannot be read ({error}): texts are compared with half of the ID items")
+        return
+    add_text_distances(train, tables, [each.rows for each in sets])
 
 
 def _refuse_other(out: Path, task: str, split: str) -> None:

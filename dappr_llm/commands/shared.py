@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..core.recipe import settings
+from ..evaluation.metric_columns import SCORES
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -21,7 +22,6 @@ RECIPE_ARGUMENTS: dict[str, dict[str, Any]] = {
     "recipe": {"help": "a YAML file, or the name of a shipped recipe (see `dappr recipes`)"},
     "--set": {"action": "append", "default": [], "metavar": "KEY=VALUE", "help": "override a recipe value"},
 }
-SCORES = ("epistemic", "aleatoric", "entropy", "max_prob", "mutual_information", "evidence")
 
 
 def whole(least: int = 1, most: int = 1_000_000_000) -> Callable[[str], int]:
@@ -119,7 +119,10 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
 def add_metrics(parser: argparse.ArgumentParser) -> None:
     """The arguments of every verb that computes metrics from tables."""
     parser.add_argument(
-        "--score", default="epistemic", choices=SCORES, help="what ranks items for OOD detection (default: epistemic)"
+        "--score",
+        default="epistemic",
+        choices=list(SCORES),
+        help="what ranks items for OOD detection (default: epistemic)",
     )
     parser.add_argument(
         "--resamples", type=whole(0, 1_000_000), default=1000, help="bootstrap resamples (default: 1000; 0: none)"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..core.recipe import Recipe
     from ..evaluation.prediction_table import PredictionTable
     from ..inference.batching import RowSet
+    from ..inference.table_predictor import TablePredictor
     from ..training.build import TrainingRun
     from ..training.config import DAPPrConfig
     from ..training.trainer import DAPPrTrainer
@@ -161,7 +162,6 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
     from ..training.run_folder import keep_dtype
     from ..training.saving import check_last
     from ..training.untrained import before_training
-    from .predict import save_tables
 
     args = build_args(recipe)
     if resume is not None:
@@ -187,10 +187,7 @@ def _train(recipe: Recipe, folder: Path, resume: str | None) -> Path | None:
     trainer.save_model(str(folder), _internal_call=True)  # pushed below, once, with its results
     gate = fit_run_gate(trainer, recipe, run.task, folder)
     sets = [each for each in (id_set, *ood_sets) if each is not None]
-    for each in sets:
-        say(f"Predicting {each.task} ({each.split}, {len(each.rows)} rows)")
-    tables = trainer.predictor.with_gate(gate).predict_tables(sets)
-    save_tables(sets, tables, folder)
+    tables = _predict(trainer.predictor.with_gate(gate), sets, run.train, folder)
     if id_set is not None:
         named = {each.task: table for each, table in zip(sets, tables, strict=True)}
         facts = _facts(run.backend)
@@ -242,6 +239,20 @@ def _trainer(recipe: Recipe, args: DAPPrConfig, run: TrainingRun, ood_sets: Sequ
             auxiliary_share=recipe.data.auxiliary_share,
             ood_datasets={each.task: each.rows for each in ood_sets},
         )
+
+
+def _predict(predictor: TablePredictor, sets: Sequence[RowSet], train: Any, folder: Path) -> list[PredictionTable]:
+    """The tables of the test sets, written with their texts, and how far each text is from the training rows."""
+    from ..evaluation.ood_baselines import add_text_distances
+    from .predict import save_tables
+
+    for each in sets:
+        say(f"Predicting {each.task} ({each.split}, {len(each.rows)} rows)")
+    tables = predictor.predict_tables(sets)
+    if len(sets) > 1:
+        add_text_distances(train, tables, [each.rows for each in sets])
+    save_tables(sets, tables, folder)
+    return tables
 
 
 def next_steps(folder: Path) -> str:

@@ -15,9 +15,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..core.errors import UserError
-from .bootstrap_metrics import Evaluation, Values
+from .bootstrap_metrics import Evaluation
 from .metric_columns import ANSWERS, Metric, is_binned
+from .ood_baselines import TrivialSides
 from .prediction_table import PredictionTable
+from .weighted_rankings import Values
 
 RESAMPLES = 1000
 LEVEL = 0.95
@@ -63,6 +65,7 @@ def bootstrap(
     level: float = LEVEL,
     score: str = "epistemic",
     wanted: tuple[Metric, ...] = ANSWERS,
+    trivial: TrivialSides | None = None,
 ) -> dict[str, tuple[float, float]]:
     """
     Confidence intervals of every metric of [`evaluate_tables`], by resampling the items of each table.
@@ -78,6 +81,7 @@ def bootstrap(
         level (`float`, *optional*, defaults to 0.95): The nominal coverage.
         score (`str`, *optional*, defaults to `"epistemic"`): Which uncertainty ranks the items; see [`evaluate_ood`].
         wanted (`tuple[Metric, ...]`, *optional*): Metrics of the answers in distribution; by default all.
+        trivial (`Mapping`, *optional*): From [`trivial_sides`]; by default from the tables alone, without texts.
 
     Returns:
         `dict[str, tuple[float, float]]`: Lower and upper bound by key; NaN where the metric is undefined. Counts and
@@ -85,7 +89,7 @@ def bootstrap(
     """
     _check(resamples, level)
     ood_tables = dict(ood_tables)
-    evaluation = Evaluation(id_table, ood_tables, score, wanted)
+    evaluation = Evaluation(id_table, ood_tables, score, wanted, trivial)
     measured = evaluation(*_ones(id_table, ood_tables))
     drawn = _gather(evaluation(*weights) for weights in _resample(id_table, ood_tables, resamples, seed))
     return {key: _interval(key, float(value[0]), drawn[key], level) for key, value in measured.items()}

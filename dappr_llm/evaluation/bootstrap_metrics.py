@@ -8,119 +8,30 @@ the values equal those of the plain functions on repeated rows.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import calibration_metrics, classification_metrics, ranking_metrics
-from .evaluators import answer_rows, detection_sides, function_of
-from .metric_columns import ANSWERS, SHIFTED, Metric, detection_keys
+from . import calibration_metrics, classification_metrics
+from .evaluators import MIXTURE_READINGS, answer_rows, detection_sides, function_of, mixture_answers
+from .length_matching import match_lengths
+from .metric_columns import (
+    ANSWERS,
+    MATCHED,
+    SHIFTED,
+    TRIVIAL_READINGS,
+    Metric,
+    detection_keys,
+    length_matched,
+    mixture_metrics,
+)
+from .ood_baselines import Sides, TrivialSides, trivial_sides
 from .prediction_table import PredictionTable
+from .weighted_rankings import Ranking, Values, detection, divide, selective
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
-
-Values = dict[str, np.ndarray]  # metric → [R]
-
-
-class Ranking:
-    """
-    Rows sorted once by uncertainty; cumulative sums along that order give every ranking metric under any row weights.
-
-    Rows of equal uncertainty form one group, that is, one step of every curve; G is the number of groups.
-
-    Args:
-        uncertainty (`np.ndarray` of shape `[N]`): NaN ranks as most uncertain.
-        positive (`np.ndarray` of shape `[N]`): Whether each row is a positive: correct, or in distribution.
-    """
-
-    def __init__(self, uncertainty: np.ndarray, positive: np.ndarray):
-        uncertainty = np.asarray(uncertainty, dtype=np.float64)
-        uncertainty = np.where(np.isnan(uncertainty), np.inf, uncertainty)
-        self.order = np.argsort(uncertainty, kind="stable")
-        ordered = uncertainty[self.order]
-        self.ends: np.ndarray | slice = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True)[: len(ordered)])
-        if len(self.ends) == len(ordered):
-            self.ends = slice(None)  # no ties: a view instead of a copy
-        self.positive = np.asarray(positive, dtype=np.float64)[self.order]
-
-    def total(self, weights: np.ndarray) -> np.ndarray:
-        """Cumulative weight `[R, G]` of all rows up to each group, least uncertain first, from weights `[R, N]`."""
-        return np.cumsum(np.take(weights, self.order, axis=1), axis=1)[:, self.ends]
-
-    def sums(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Cumulative weights of positives and of negatives up to each group, `[R, G]` each, from weights `[R, N]`."""
-        weights = np.take(weights, self.order, axis=1)
-        everything = np.cumsum(weights, axis=1)[:, self.ends]
-        weights *= self.positive
-        positives = np.cumsum(weights, axis=1)[:, self.ends]
-        return positives, everything - positives
-
-
-@np.errstate(invalid="ignore", divide="ignore")
-def detection(positives: np.ndarray, negatives: np.ndarray, names: tuple[str, ...]) -> Values:
-    """
-    `auroc`, `aupr`, `aupr_ood` and `fpr95` under R weightings.
-
-    Args:
-        positives, negatives (`np.ndarray` of shape `[R, G]`): From [`Ranking.sums`].
-        names (`tuple[str, ...]`): Which of the four to compute.
-
-    Returns:
-        `dict[str, np.ndarray]`: `[R]` by name; NaN where a resample lacks positives or negatives.
-    """
-    if not positives.shape[1]:  # no rows at all
-        return {name: np.full(len(positives), np.nan) for name in names}
-    all_positives, all_negatives = positives[:, -1], negatives[:, -1]
-    new_positives, new_negatives = _steps(positives), _steps(negatives)
-    defined = (all_positives > 0) & (all_negatives > 0)
-    values: Values = {}
-    if "auroc" in names:
-        pairs = np.einsum("rg,rg->r", new_negatives, positives)
-        pairs -= np.einsum("rg,rg->r", new_negatives, new_positives) / 2
-        values["auroc"] = pairs / (all_positives * all_negatives)
-    if "aupr" in names:
-        precision = _divide(positives, positives + negatives)
-        values["aupr"] = np.einsum("rg,rg->r", new_positives, precision) / all_positives
-    if "aupr_ood" in names:  # the precision-recall curve from the most uncertain row on
-        found = all_negatives[:, None] - negatives + new_negatives
-        flagged = found + all_positives[:, None] - positives + new_positives
-        values["aupr_ood"] = np.einsum("rg,rg->r", new_negatives, _divide(found, flagged)) / all_negatives
-    if "fpr95" in names:
-        first = np.argmax(positives >= (ranking_metrics.TPR - 1e-12) * all_positives[:, None], axis=1)
-        values["fpr95"] = negatives[np.arange(len(first)), first] / all_negatives
-    return {name: np.where(defined, value, np.nan) for name, value in values.items()}
-
-
-@np.errstate(invalid="ignore", divide="ignore")
-def selective(right: np.ndarray, wrong: np.ndarray) -> Values:
-    """
-    `aurc`, `excess_aurc`, `risk_at_coverage_80` and `coverage_at_risk_5` under R weightings, `[R]` each.
-
-    Args:
-        right, wrong (`np.ndarray` of shape `[R, G]`): Cumulative weights of correct and wrong rows, from
-            [`Ranking.sums`].
-    """
-    size = right + wrong
-    total, mistakes = size[:, -1], wrong[:, -1]
-    harmonic = np.append(0, np.cumsum(1 / np.arange(1, total.max() + 1)))
-    reached = harmonic[size.astype(np.int64)]
-    new_size, new_wrong = _steps(size), _steps(wrong)
-    # A group of m tied rows with e errors, after a rows with E errors, adds the sum over j = 1..m of
-    # (E + e j/m) / (a + j) to the area; harmonic numbers give it in closed form.
-    before = (wrong - new_wrong) - _divide(new_wrong, new_size) * (size - new_size)
-    area = (new_wrong + before * _steps(reached)).sum(axis=1) / total
-    perfect = total - mistakes
-    best = mistakes - perfect * (harmonic[total.astype(np.int64)] - harmonic[perfect.astype(np.int64)])
-    first = np.argmax(size >= (ranking_metrics.COVERAGE - 1e-12) * total[:, None], axis=1)
-    rows = np.arange(len(first))
-    allowed = wrong <= (ranking_metrics.RISK + 1e-12) * size
-    return {
-        "aurc": area,
-        "excess_aurc": area - best / total,
-        "risk_at_coverage_80": wrong[rows, first] / size[rows, first],
-        "coverage_at_risk_5": np.where(allowed, size, 0).max(axis=1) / total,
-    }
 
 
 class Answers:
@@ -180,7 +91,7 @@ class Answers:
         gaps = np.abs((self.binned_gap @ weights.T).T)  # [R, bins]
         values["ece"] = gaps.sum(axis=1) / total
         if "mce" in self.wanted:
-            values["mce"] = _divide(gaps, (self.bins @ weights.T).T).max(axis=1)
+            values["mce"] = divide(gaps, (self.bins @ weights.T).T).max(axis=1)
         if "ece_equal_mass" in self.wanted:
             values["ece_equal_mass"] = self._equal_mass(weights) / total
         if "ece_classwise" in self.wanted:
@@ -222,6 +133,68 @@ class Answers:
         return np.where(present, gaps / rows, 0).sum(axis=0) / present.sum(axis=0)
 
 
+class Detection:
+    """
+    What one OOD task says of a model under any row weights: detection, lengths matched or not, and the mixture.
+
+    Args:
+        id_table, ood_table ([`PredictionTable`]): Predictions of one model.
+        score (`str`, *optional*, defaults to `"epistemic"`): Which uncertainty ranks the items.
+        trivial (`Mapping`, *optional*): From [`trivial_sides`], for this task.
+    """
+
+    def __init__(
+        self,
+        id_table: PredictionTable,
+        ood_table: PredictionTable,
+        score: str = "epistemic",
+        trivial: Mapping[str, Sides] | None = None,
+    ):
+        is_id = np.arange(len(id_table) + len(ood_table)) < len(id_table)
+        sides = detection_sides(id_table, ood_table, score, trivial)
+        self.rankings = {suffix: Ranking(np.concatenate(pair), is_id) for suffix, pair in sides.items()}
+        matching = match_lengths(id_table, ood_table)
+        self.measured = matching is not None
+        self.weights = matching.weights if matching is not None and matching.usable else None
+        self.kept, correct = mixture_answers(id_table, ood_table)
+        self.mixed = {
+            suffix: Ranking(np.concatenate(pair)[self.kept], correct)
+            for suffix, pair in sides.items()
+            if suffix in MIXTURE_READINGS
+        }
+
+    def __call__(self, weights: np.ndarray) -> Values:
+        """Values `[R]` by the last part of their keys, from weights `[R, N + M]` of the rows of both tasks."""
+        values: Values = {}
+        for suffix, ranking in self.rankings.items():
+            found = detection(*ranking.sums(weights), detection_keys(suffix))
+            values |= {f"{name}{suffix}": value for name, value in found.items()}
+            if self.measured and suffix in MIXTURE_READINGS:
+                values[f"auroc{length_matched(suffix)}"] = self._length_matched(ranking, weights)
+        for suffix in TRIVIAL_READINGS:
+            if suffix in self.rankings:
+                values[f"auroc_minus{suffix}"] = values["auroc"] - values[f"auroc{suffix}"]
+        return values | self._mixture(weights[:, self.kept])
+
+    def _length_matched(self, ranking: Ranking, weights: np.ndarray) -> np.ndarray:
+        if self.weights is None:
+            return np.full(len(weights), np.nan)
+        return detection(*ranking.sums(weights * self.weights), ("auroc",))["auroc"]
+
+    def _mixture(self, weights: np.ndarray) -> Values:
+        values: Values = {}
+        for suffix, ranking in self.mixed.items():
+            right, wrong = ranking.sums(weights)
+            if not right.shape[1]:
+                return {f"{m.key}{s}": np.full(len(weights), np.nan) for s in self.mixed for m in mixture_metrics(s)}
+            (failure,) = detection(right, wrong, ("auroc",)).values()
+            found = {"failure_auroc": failure, **selective(right, wrong)}
+            if suffix == MATCHED:
+                found["risk"] = divide(wrong[:, -1], right[:, -1] + wrong[:, -1])
+            values |= {f"{m.key}{suffix}": found[m.key.removeprefix("mixture_")] for m in mixture_metrics(suffix)}
+        return values
+
+
 class Evaluation:
     """
     All metrics of a results file under R row weightings.
@@ -231,6 +204,7 @@ class Evaluation:
         ood_tables (`dict[str, PredictionTable]`): Predictions for the other tasks, by name.
         score (`str`, *optional*, defaults to `"epistemic"`): Which uncertainty ranks the items.
         wanted (`tuple[Metric, ...]`, *optional*): Metrics of the answers in distribution; by default all.
+        trivial (`Mapping`, *optional*): From [`trivial_sides`]; by default from the tables alone.
     """
 
     def __init__(
@@ -239,37 +213,22 @@ class Evaluation:
         ood_tables: dict[str, PredictionTable],
         score: str = "epistemic",
         wanted: tuple[Metric, ...] = ANSWERS,
+        trivial: TrivialSides | None = None,
     ) -> None:
+        trivial = trivial_sides(id_table, ood_tables) if trivial is None else trivial
         self.answers = Answers(id_table, wanted)
         self.shifted = {task: Answers(table, SHIFTED) for task, table in ood_tables.items()}
-        self.rankings: dict[str, dict[str, Ranking]] = {}
-        for task, table in ood_tables.items():
-            is_id = np.arange(len(id_table) + len(table)) < len(id_table)
-            self.rankings[task] = {
-                suffix: Ranking(np.concatenate(sides), is_id)
-                for suffix, sides in detection_sides(id_table, table, score).items()
-            }
+        self.detections = {
+            task: Detection(id_table, table, score, trivial.get(task)) for task, table in ood_tables.items()
+        }
 
     def __call__(self, id_weights: np.ndarray, ood_weights: dict[str, np.ndarray]) -> Values:
         """Values `[R]` by key, from weights `[R, N]` of the ID rows and `[R, M]` of the rows of each OOD task."""
         values = {f"id/{name}": value for name, value in self.answers(id_weights).items()}
         for task, weights in ood_weights.items():
-            both = np.concatenate([id_weights, weights], axis=1)
-            for suffix, ranking in self.rankings[task].items():
-                found = detection(*ranking.sums(both), detection_keys(suffix))
-                values |= {f"ood/{task}/{name}{suffix}": value for name, value in found.items()}
-            values |= {f"ood/{task}/{name}": value for name, value in self.shifted[task](weights).items()}
+            found = self.detections[task](np.concatenate([id_weights, weights], axis=1))
+            values |= {f"ood/{task}/{name}": value for name, value in {**found, **self.shifted[task](weights)}.items()}
         return values
-
-
-def _steps(sums: np.ndarray) -> np.ndarray:
-    """The increments of cumulative sums `[R, G]`."""
-    return np.diff(sums, axis=1, prepend=0)
-
-
-def _divide(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """`one / other`, and 0 where `other` is 0."""
-    return np.divide(one, other, out=np.zeros_like(one), where=other > 0)
 
 
 def _sparse(values: np.ndarray, row: np.ndarray, column: np.ndarray, shape: tuple[int, int]) -> csr_array:

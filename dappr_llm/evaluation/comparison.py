@@ -14,7 +14,7 @@ from ..core.csv_files import write_csv
 from ..core.files import write_text
 from .bootstrap import Paired, Summary, over_seeds, paired_bootstrap
 from .evaluators import evaluate_tables
-from .metric_columns import Column, Metric, columns
+from .metric_columns import LENGTH_MATCHED, TRIVIAL, Column, Metric, columns
 from .prediction_table import PredictionTable, id_and_ood
 from .reporting.markdown import markdown_table
 from .reporting.tables import escape_latex
@@ -25,7 +25,10 @@ SIGNIFICANT = 0.05
 _ID = {"text": ("accuracy", "nll", "ece"), "vision": ("accuracy", "conf_aupr", "nll", "ece")}
 # OOD detection columns per task: the one in the headline table, and those in the second table.
 _OOD = {"text": "auroc", "vision": "aupr"}
-_OTHER = {"text": ("auroc_published", "auroc_max_prob"), "vision": ("auroc", "fpr95", "auroc_max_prob")}
+_OTHER = {
+    "text": ("auroc_length_matched", "auroc_published", "auroc_max_prob"),
+    "vision": ("auroc", "fpr95", "auroc_max_prob"),
+}
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,10 @@ def _columns(comparison: Comparison, part: str) -> list[_Shown]:
         (column,) = columns([_OOD[kind]], one_reading=True)
         return shown + [_Shown(f"ood/{t}/{column.key}", f"{column.header} {t}", column.metric) for t in tasks]
     others = [(column, _other_header(column, kind)) for column in columns(_OTHER[kind], one_reading=kind == "vision")]
-    return [_Shown(f"ood/{t}/{c.key}", f"{t}, {header}", c.metric) for t in tasks for c, header in others]
+    found = [_Shown(f"ood/{t}/{c.key}", f"{t}, {header}", c.metric) for t in tasks for c, header in others]
+    known = {key for e in comparison.entries for key, value in e.summary.items() if not math.isnan(value.mean)}
+    # Lengths are unknown in older tables, and cannot always be matched.
+    return [each for each in found if each.key in known or not each.key.endswith(LENGTH_MATCHED)]
 
 
 def _other_header(column: Column, kind: str) -> str:
@@ -192,7 +198,18 @@ def render_markdown(comparison: Comparison) -> str:
             ],
         )
         blocks.append(f"{title}:\n\n{table}" if title else table)
-    return "\n\n".join([*blocks, _legend(comparison)]) + "\n"
+    return "\n\n".join([*blocks, *_without_model(comparison), _legend(comparison)]) + "\n"
+
+
+def _without_model(comparison: Comparison) -> list[str]:
+    """What detectors that see no model achieve on these rows, whatever the method; nothing where there are none."""
+    summary, parts = comparison.entries[0].summary, []
+    for task in comparison.ood_tasks:
+        found = {name: summary.get(f"ood/{task}/auroc_trivial_{key}") for key, name in TRIVIAL.items()}
+        values = [f"{name} {_number(value.mean, 'percent', 1)}" for name, value in found.items() if value is not None]
+        if values:
+            parts.append(f"{task}: {', '.join(values)}")
+    return [f"AUROC without a model: {'; '.join(parts)}."] if parts else []
 
 
 def _markdown_cell(mean: str, std: str, best: bool, differs: bool) -> str:
@@ -221,7 +238,8 @@ def _reading(comparison: Comparison) -> str:
         f"({comparison.id_task}) against each other task by epistemic uncertainty (K/α0; softmax methods: entropy, or "
         "mutual information over members), both sides read on the training letters. published: each side on all "
         "letters of its own task, as papers do, which an unused letter alone can raise. max prob: by 1 − max p, "
-        "training letters."
+        "training letters. length-matched: items weighted so that both tasks have equal lengths and numbers of "
+        "options."
     )
 
 

@@ -29,7 +29,8 @@ def combine(tables: Sequence[PredictionTable]) -> PredictionTable:
         mean probabilities and their mutual information. Logits are averaged if every table has them and all models
         were trained with the same method; densities are averaged if every table has one. Twice the mean of
         p-values that may depend on each other is a p-value again (Rüschendorf 1982), so that is the familiarity.
-        Lengths are those of the first table that has them. Entries of `meta` that differ become lists.
+        Lengths and text distances are those of the first table that has them. Entries of `meta` that differ become
+        lists.
     """
     if not tables:
         raise UserError("An ensemble needs at least one prediction table.")
@@ -58,6 +59,7 @@ def combine(tables: Sequence[PredictionTable]) -> PredictionTable:
         familiarity=p_values if p_values is None or len(tables) == 1 else np.minimum(1.0, 2 * p_values),
         lengths=measured.lengths,
         option_lengths=measured.option_lengths,
+        text_distance=next((t.text_distance for t in tables if t.text_distance is not None), None),
     )
 
 

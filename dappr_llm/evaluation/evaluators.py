@@ -16,14 +16,27 @@ import numpy as np
 
 from ..core.errors import UserError
 from . import classification_metrics, ranking_metrics
-from .metric_columns import ANSWERS, MATCHED, PUBLISHED, READINGS, SHIFTED, Metric, detection_keys
-from .prediction_table import PredictionTable, Reading, entropy, renormalise
+from .length_matching import match_lengths, weighted_auroc
+from .metric_columns import (
+    ANSWERS,
+    MATCHED,
+    PUBLISHED,
+    SCORES,
+    SHIFTED,
+    TRIVIAL_READINGS,
+    Metric,
+    detection_keys,
+    length_matched,
+    mixture_metrics,
+)
+from .ood_baselines import Sides, TrivialSides, trivial_sides
+from .prediction_table import PredictionTable
+from .scores import has_score, uncertainty
 
-SCORES = ("epistemic", "aleatoric", "entropy", "max_prob", "mutual_information", "evidence")
 SLOTS = ("train", "task")
-
-# Further scores whose AUROC is reported beside that of the chosen score, in the matched reading.
-OTHER_SCORES = tuple(suffix.removeprefix("_") for suffix in READINGS if suffix not in (MATCHED, PUBLISHED))
+# The chosen score and every score by its name, all on the training letters: what lengths are matched for, and what
+# ranks the mixture of ID and OOD items.
+MIXTURE_READINGS = (MATCHED, *(f"_{name}" for name in SCORES))
 
 
 def answer_rows(table: PredictionTable) -> dict[str, np.ndarray]:
@@ -91,8 +104,9 @@ def evaluate_ood(
             Predictions of the same model for another task. Labels play no part.
         score (`str`, *optional*, defaults to `"epistemic"`):
             Which uncertainty ranks the items: `"epistemic"`, `"aleatoric"`, `"entropy"`, `"max_prob"` (1 - max p),
-            `"mutual_information"` (of the Dirichlet distribution or of the members) or `"evidence"` (minus the total
-            evidence, alpha0 - K).
+            `"mutual_information"` (of the Dirichlet distribution or of the members), `"evidence"` and
+            `"max_evidence"` (minus the total evidence alpha0 - K, or that of the best option), `"energy"` (minus
+            logsumexp of the logits), `"max_logit"` or `"density"` (minus the density of the input).
         slots (`str`, *optional*, defaults to `"train"`):
             Which answer letters (or classes) are read. `"train"`: both tables on the letters the model was trained on
             (the matched reading). `"task"`: each table on all letters of its own task (the published reading), whose
@@ -129,7 +143,10 @@ def ood_uncertainties(
 
 
 def evaluate_tables(
-    id_table: PredictionTable, ood_tables: dict[str, PredictionTable], score: str = "epistemic"
+    id_table: PredictionTable,
+    ood_tables: dict[str, PredictionTable],
+    score: str = "epistemic",
+    trivial: TrivialSides | None = None,
 ) -> dict[str, float]:
     """
     Every number of a results file, under flat keys.
@@ -138,24 +155,23 @@ def evaluate_tables(
         id_table ([`PredictionTable`]): Predictions for the task the model was trained on.
         ood_tables (`dict[str, PredictionTable]`): Predictions for the other tasks, by name.
         score (`str`, *optional*, defaults to `"epistemic"`): Which uncertainty ranks the items; see [`evaluate_ood`].
+        trivial (`Mapping`, *optional*): From [`trivial_sides`]; by default from the tables alone, without texts.
 
     Returns:
-        `dict[str, float]`: `id/<metric>` of [`evaluate_id`]; per task `ood/<task>/auroc`, `aupr`, `aupr_ood`, `fpr95`
-        (matched reading), the same with the suffix `_published` (published reading), `auroc_max_prob`,
-        `auroc_entropy` and, for tables with alpha or members, `auroc_mutual_information` (matched reading), `n`, and
-        where labels are known `accuracy`, `nll`, `brier`, `ece`, `ece_floor`; numbers of items by number of options
-        as `id/options/4`.
+        `dict[str, float]`: `id/<metric>` of [`evaluate_id`]; per task `ood/<task>/<metric>` of [`detection_values`]
+        and [`mixture_values`], `n`, and where labels are known `accuracy`, `nll`, `brier`, `ece`, `ece_floor`; numbers
+        of items by number of options as `id/options/4`.
     """
     results = {f"id/{name}": value for name, value in evaluate_id(id_table).items()}
     results |= {f"id/{name}": value for name, value in _option_counts(id_table).items()}
+    trivial = trivial_sides(id_table, ood_tables) if trivial is None else trivial
     shifted = [metric.key for metric in SHIFTED]
     for task, table in ood_tables.items():
         answers = evaluate_id(table)
-        values: dict[str, float] = {}
-        for suffix, sides in detection_sides(id_table, table, score).items():
-            areas = ranking_metrics.ood_scores(*sides)
-            values |= {f"{name}{suffix}": areas[name] for name in detection_keys(suffix)}
+        sides = detection_sides(id_table, table, score, trivial.get(task))
+        values = detection_values(id_table, table, sides)
         values |= {name: answers[name] for name in shifted if name in answers}
+        values |= mixture_values(id_table, table, sides)
         values["n"] = len(table)
         values |= {name: answers[name] for name in ("n_unlabelled", "n_nan") if name in answers}
         values |= _option_counts(table)
@@ -163,18 +179,110 @@ def evaluate_tables(
     return results
 
 
+def detection_values(
+    id_table: PredictionTable, ood_table: PredictionTable, sides: Mapping[str, Sides]
+) -> dict[str, float]:
+    """
+    Detection between two tasks, as a results file has it.
+
+    Args:
+        id_table, ood_table ([`PredictionTable`]): Predictions of one model.
+        sides (`Mapping`): From [`detection_sides`].
+
+    Returns:
+        `dict[str, float]`: `auroc`, `aupr`, `aupr_ood`, `fpr95` (matched reading), the same with the suffix
+        `_published`; `auroc_<score>` by every score that the tables have; `auroc_trivial_<name>` of the detectors
+        that see no model and `auroc_minus_trivial_<name>`, the chosen score's AUROC minus theirs; where lengths are
+        known `auroc_length_matched`, `auroc_<score>_length_matched` (NaN where lengths could not be matched) and the
+        facts of the [`Matching`].
+    """
+    values: dict[str, float] = {}
+    for suffix, pair in sides.items():
+        areas = ranking_metrics.ood_scores(*pair)
+        values |= {f"{name}{suffix}": areas[name] for name in detection_keys(suffix)}
+    for suffix in TRIVIAL_READINGS:
+        if suffix in sides:
+            values[f"auroc_minus{suffix}"] = values["auroc"] - values[f"auroc{suffix}"]
+    matching = match_lengths(id_table, ood_table)
+    if matching is None:
+        return values
+    for suffix in MIXTURE_READINGS:
+        if suffix in sides:
+            usable = matching.usable
+            values[f"auroc{length_matched(suffix)}"] = (
+                weighted_auroc(*sides[suffix], matching) if usable else float("nan")
+            )
+    facts = {"id": matching.id_rows, "ood": matching.ood_rows}
+    return {
+        **values,
+        **{f"matched_n_{side}": rows for side, rows in facts.items()},
+        "matched_length_auroc": matching.length_auroc,
+    }
+
+
+def mixture_answers(id_table: PredictionTable, ood_table: PredictionTable) -> tuple[np.ndarray, np.ndarray]:
+    """
+    Which answers are right where the questions of both tasks are asked together.
+
+    ID items without a label are left out. OOD items are right or wrong by their labels, and wrong where they have
+    none: no answer to them can be right.
+
+    Returns:
+        `tuple`: `(rows, correct)`: the rows that are kept, of ID and OOD items one after the other, and whether the
+        answer to each of them is right.
+    """
+    known = np.concatenate([id_table.labels >= 0, ood_table.labels >= 0])
+    correct = np.zeros(len(known), dtype=bool)
+    correct[known] = np.concatenate([answer_rows(table)["correct"] for table in (id_table, ood_table)])
+    rows = np.flatnonzero(known | (np.arange(len(known)) >= len(id_table)))
+    return rows, correct[rows]
+
+
+def mixture_values(
+    id_table: PredictionTable, ood_table: PredictionTable, sides: Mapping[str, Sides]
+) -> dict[str, float]:
+    """
+    Of ID and OOD items asked together, which answers are wrong? By every score, on the training letters.
+
+    The arguments are those of [`detection_values`].
+
+    Returns:
+        `dict[str, float]`: `mixture_risk` (share of wrong answers), `mixture_failure_auroc`, `mixture_aurc`,
+        `mixture_risk_at_coverage_80` and `mixture_coverage_at_risk_5` by the chosen score, and
+        `mixture_failure_auroc_<score>` and `mixture_aurc_<score>` by every other.
+    """
+    rows, correct = mixture_answers(id_table, ood_table)
+    values: dict[str, float] = {}
+    for suffix in MIXTURE_READINGS:
+        if suffix not in sides:
+            continue
+        ranked = np.concatenate(sides[suffix])[rows]
+        for metric in mixture_metrics(suffix):
+            values[f"{metric.key}{suffix}"] = function_of(metric)(correct, ranked)
+    return values
+
+
 def detection_sides(
-    id_table: PredictionTable, ood_table: PredictionTable, score: str = "epistemic"
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Uncertainties `[N]` and `[M]` of both tables for each reading in a results file, by the suffix of its keys."""
+    id_table: PredictionTable,
+    ood_table: PredictionTable,
+    score: str = "epistemic",
+    trivial: Mapping[str, Sides] | None = None,
+) -> dict[str, Sides]:
+    """
+    Uncertainties `[N]` and `[M]` of both tables for each reading in a results file, by the suffix of its keys.
+
+    Args:
+        id_table, ood_table, score: As in [`evaluate_ood`].
+        trivial (`Mapping`, *optional*): Those of the trivial detectors, from [`trivial_sides`].
+    """
     sides = {
         MATCHED: ood_uncertainties(id_table, ood_table, score),
         PUBLISHED: ood_uncertainties(id_table, ood_table, score, slots="task"),
     }
-    for other in OTHER_SCORES:
-        if other != "mutual_information" or all(has_spread(table) for table in (id_table, ood_table)):
+    for other in SCORES:
+        if all(has_score(table, other) for table in (id_table, ood_table)):
             sides[f"_{other}"] = ood_uncertainties(id_table, ood_table, other)
-    return sides
+    return {**sides, **(trivial or {})}
 
 
 def one_reading(results: Mapping[str, Any]) -> bool:
@@ -205,59 +313,6 @@ def num_letters(table: PredictionTable, name: str) -> int:
         task = table.meta.get("task", "unknown")
         raise UserError(f"The prediction table of task {task!r} must state {name} in its meta, but says {value!r}.")
     return value
-
-
-def has_spread(table: PredictionTable) -> bool:
-    """Whether mutual information is defined: the table has Dirichlet parameters (`alpha`) or `members`."""
-    return table.alpha is not None or table.members is not None
-
-
-def uncertainty(table: PredictionTable, slots: str | int, score: str) -> np.ndarray:
-    """
-    One uncertainty per item, `[N]`, larger means more uncertain; NaN for rows that hold NaN or Inf.
-
-    Args:
-        table ([`PredictionTable`]): The predictions.
-        slots (`str` or `int`): Which answer letters are read, as in [`PredictionTable.reading`].
-        score (`str`): One of `SCORES`; see [`evaluate_ood`].
-    """
-    if score not in SCORES:
-        raise UserError(f"score must be one of {', '.join(SCORES)}, not {score!r}.")
-    reading = table.reading(slots)
-    if score in ("epistemic", "aleatoric"):
-        return reading.epistemic if score == "epistemic" else reading.aleatoric
-    if score == "entropy":
-        values = entropy(reading.probs)
-    elif score == "max_prob":
-        # Summing the other options keeps resolution where 1 - max p rounds to 0 in float32.
-        probs = reading.probs.astype(np.float64)
-        values = probs.sum(axis=1) - probs.max(axis=1)
-    elif score == "mutual_information":
-        values = _mutual_information(table, reading)
-    elif reading.alpha is None:
-        raise UserError(f"The score 'evidence' needs alpha, which the table of {table.meta.get('task')!r} lacks.")
-    else:
-        values = reading.num_options - reading.alpha.sum(axis=1, dtype=np.float64)
-    # An infinite alpha0 would count as perfectly certain.
-    return np.where(table.nan_rows, np.nan, values)
-
-
-@np.errstate(invalid="ignore")
-def _mutual_information(table: PredictionTable, reading: Reading) -> np.ndarray:
-    if reading.alpha is not None:
-        from scipy.special import digamma
-
-        alpha = reading.alpha.astype(np.float64)
-        alpha0 = alpha.sum(axis=1, keepdims=True)
-        mean = alpha / alpha0
-        return entropy(mean) + (mean * (digamma(alpha + 1) - digamma(alpha0 + 1))).sum(axis=1)
-    if table.members is None:
-        raise UserError(
-            "The score 'mutual_information' needs alpha or members, which the table of "
-            f"{table.meta.get('task')!r} lacks."
-        )
-    members = renormalise(table.members, np.arange(table.width) < reading.num_options[:, None])
-    return np.maximum(entropy(members.mean(axis=0)) - entropy(members).mean(axis=0), 0.0)
 
 
 def _option_counts(table: PredictionTable) -> dict[str, float]:

@@ -12,16 +12,41 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Readings of an OOD detection metric, that is, which answer letters and which score ranked the items: suffix of the
-# key → text in the column header. Results files hold every detection metric in the matched and the published reading
-# (see `evaluators.evaluate_ood`), and AUROC alone in the others.
-MATCHED, PUBLISHED = "", "_published"
+# Uncertainty scores by name → text in headers. `scores.py` computes them, and says which tables have them.
+SCORES = {
+    "epistemic": "epistemic",
+    "aleatoric": "aleatoric",
+    "entropy": "entropy",
+    "max_prob": "max prob",
+    "mutual_information": "mutual information",
+    "evidence": "evidence",
+    "max_evidence": "max evidence",
+    "energy": "energy",
+    "max_logit": "max logit",
+    "density": "density",
+}
+# Detectors that see no model, by name → text in headers; see `ood_baselines.py`.
+TRIVIAL = {
+    "length": "question length",
+    "option_length": "option length",
+    "options": "number of options",
+    "question_mark": "question mark",
+    "tfidf": "TF-IDF neighbour",
+}
+# Readings of an OOD detection metric, that is, which answer letters, which score ranked the items, and whether lengths
+# were matched: suffix of the key → text in the column header. Results files hold every detection metric in the matched
+# and the published reading (see `evaluators.evaluate_ood`), and AUROC alone in the others.
+MATCHED, PUBLISHED, LENGTH_MATCHED = "", "_published", "_length_matched"
+TRIVIAL_READINGS = {f"_trivial_{name}": f"trivial: {header}" for name, header in TRIVIAL.items()}
+MINUS_TRIVIAL = {f"_minus{suffix}": f"minus {header}" for suffix, header in TRIVIAL_READINGS.items()}
 READINGS = {
     MATCHED: "matched",
     PUBLISHED: "published",
-    "_max_prob": "max prob",
-    "_entropy": "entropy",
-    "_mutual_information": "mutual information",
+    LENGTH_MATCHED: "length-matched",
+    **{f"_{name}": header for name, header in SCORES.items()},
+    **{f"_{name}{LENGTH_MATCHED}": f"{header}, length-matched" for name, header in SCORES.items()},
+    **TRIVIAL_READINGS,
+    **MINUS_TRIVIAL,
 }
 
 
@@ -47,8 +72,9 @@ class Metric:
         binned (`bool`): Whether it is a binned calibration error, which resampling biases upwards; see
             `bootstrap.bootstrap`.
         estimate (`bool`): Whether it gets a bootstrap interval.
-        id, shifted, detection (`bool`): Whether it is computed for answers in distribution, for answers to
-            out-of-distribution tasks, and for OOD detection.
+        id, shifted, detection, mixture, matching (`bool`): Whether it is computed for answers in distribution, for
+            answers to out-of-distribution tasks, for OOD detection, for ID and OOD questions asked together, and says
+            how far lengths could be matched.
     """
 
     key: str
@@ -66,6 +92,8 @@ class Metric:
     id: bool = True
     shifted: bool = False
     detection: bool = False
+    mixture: bool = False
+    matching: bool = False
 
 
 @dataclass(frozen=True)
@@ -182,13 +210,48 @@ METRICS = (
         "aupr_ood", "AUPR, OOD positive", "AUPR of out- against in-distribution items by epistemic uncertainty",
         headline=False, id=False, detection=True,
     ),
+    Metric(
+        "mixture_risk", "wrong answers", "Share of wrong answers among in- and out-of-distribution items together",
+        larger_is_better=False, id=False, function="ranking_metrics.risk", mixture=True,
+    ),
+    Metric(
+        "mixture_failure_auroc", "failure AUROC", "AUROC of right against wrong answers among ID and OOD items",
+        id=False, function="ranking_metrics.failure_auroc", mixture=True,
+    ),
+    Metric(
+        "mixture_aurc", "AURC", "Area under the risk-coverage curve of ID and OOD items together", "plain", False,
+        id=False, function="ranking_metrics.aurc", mixture=True,
+    ),
+    Metric(
+        "mixture_risk_at_coverage_80", "risk at 80 % coverage",
+        "Share of wrong answers among the least uncertain 80 % of ID and OOD items", larger_is_better=False,
+        headline=False, id=False, function="ranking_metrics.risk_at_coverage", mixture=True,
+    ),
+    Metric(
+        "mixture_coverage_at_risk_5", "coverage at 5 % risk",
+        "Largest share of ID and OOD items answered with at most 5 % wrong", headline=False,
+        id=False, function="ranking_metrics.coverage_at_risk", mixture=True,
+    ),
+    Metric(
+        "matched_n_id", "ID rows", "Effective ID rows of the length-matched readings", "count", None, estimate=False,
+        id=False, matching=True,
+    ),
+    Metric(
+        "matched_n_ood", "OOD rows", "Effective OOD rows of the length-matched readings", "count", None,
+        estimate=False, id=False, matching=True,
+    ),
+    Metric(
+        "matched_length_auroc", "length itself", "AUROC of length itself under the weights that match lengths",
+        larger_is_better=None, estimate=False, id=False, matching=True,
+    ),
     Metric("n", "n", "Items", "count", None, estimate=False, shifted=True),
 )  # fmt: skip
 
 BY_KEY = {metric.key: metric for metric in METRICS}
-ANSWERS = tuple(metric for metric in METRICS if metric.function)
+ANSWERS = tuple(metric for metric in METRICS if metric.function and not metric.mixture)
 SHIFTED = tuple(metric for metric in ANSWERS if metric.shifted)
 DETECTION = tuple(metric for metric in METRICS if metric.detection)
+MIXTURE = tuple(metric for metric in METRICS if metric.mixture)
 LOWER_IS_BETTER = frozenset(metric.key for metric in METRICS if metric.larger_is_better is False)
 
 
@@ -251,13 +314,21 @@ def shift_columns() -> list[Column]:
 
 
 def detection_columns(headline: bool, one_reading: bool = False) -> list[Column]:
-    """Columns for OOD detection: headline metrics in both readings, or the others and AUROC by further scores."""
+    """Columns for OOD detection: the headline metrics in both readings, or the others."""
     keys = [m.key + suffix for m in DETECTION if m.headline is headline for suffix in (MATCHED, PUBLISHED)]
-    if not headline:
-        keys += [f"auroc{suffix}" for suffix in READINGS if suffix not in (MATCHED, PUBLISHED)]
     return columns(keys, one_reading)
 
 
 def detection_keys(suffix: str) -> tuple[str, ...]:
     """The detection metrics that a results file holds in the reading with this suffix."""
     return tuple(metric.key for metric in DETECTION) if suffix in (MATCHED, PUBLISHED) else ("auroc",)
+
+
+def mixture_metrics(suffix: str) -> tuple[Metric, ...]:
+    """The metrics of the mixture that a results file holds in the reading with this suffix."""
+    return MIXTURE if suffix == MATCHED else tuple(BY_KEY[key] for key in ("mixture_failure_auroc", "mixture_aurc"))
+
+
+def length_matched(suffix: str) -> str:
+    """The suffix of the length-matched reading of a score."""
+    return f"{suffix}{LENGTH_MATCHED}"

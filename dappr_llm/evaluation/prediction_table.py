@@ -24,7 +24,7 @@ from ..core.files import PathLike, atomic_write, parse_json
 
 _META_LIMIT = 2**22  # characters of the meta data
 _REQUIRED = ("ids", "labels", "num_options", "probs", "aleatoric", "epistemic", "meta")
-_PER_ROW = ("density", "familiarity", "lengths", "option_lengths")  # optional, [N]
+_PER_ROW = ("density", "familiarity", "lengths", "option_lengths", "text_distance")  # optional, [N]
 _ARRAYS = (*_REQUIRED, "alpha", "members", "logits", *_PER_ROW)
 _INTEGERS = ("labels", "num_options", "lengths", "option_lengths")
 
@@ -69,6 +69,8 @@ class PredictionTable:
             The density as a p-value in (0, 1]: the share of rows like the training rows that are at most as typical.
         lengths (`np.ndarray` of shape `[N]`, *optional*): Tokens of each question or text, as it was written.
         option_lengths (`np.ndarray` of shape `[N]`, *optional*): Tokens of all options together; 0 without options.
+        text_distance (`np.ndarray` of shape `[N]`, *optional*):
+            Cosine distance, 0 to 1, between the TF-IDF vectors of the item and of the nearest training row.
         meta (`dict`, *optional*):
             JSON-serialisable meta data: `task`, `split`, `method`, `checkpoint`, `seed`, `num_choices` (K, the letters
             the model was trained on), `task_num_choices` (the most options of an item of the task), `letters`,
@@ -92,6 +94,7 @@ class PredictionTable:
     familiarity: np.ndarray | None = None
     lengths: np.ndarray | None = None
     option_lengths: np.ndarray | None = None
+    text_distance: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         self.ids = id_array(self.ids)
@@ -175,7 +178,7 @@ class PredictionTable:
             bad |= ~np.isfinite(self.members).all(axis=(0, 2))
         if self.logits is not None:  # -inf is a probability of 0, and can be meant
             bad |= ~(self.logits < np.inf).all(axis=1)
-        for values in (self.density, self.familiarity):
+        for values in (self.density, self.familiarity, self.text_distance):
             if values is not None:
                 bad |= ~np.isfinite(values)
         return bad

@@ -48,6 +48,16 @@ def confidence_auroc(correct: np.ndarray, aleatoric: np.ndarray) -> float:
     return auroc(correct, -np.asarray(aleatoric, dtype=np.float64))
 
 
+def failure_auroc(correct: np.ndarray, uncertainty: np.ndarray) -> float:
+    """AUROC of correct (positives) against wrong answers `[N]`, ranked by minus any uncertainty `[N]`; NaN is last."""
+    return auroc(correct, -np.asarray(uncertainty, dtype=np.float64))
+
+
+def risk(correct: np.ndarray, uncertainty: np.ndarray | None = None) -> float:
+    """Share of wrong answers among all rows."""
+    return float(1 - np.asarray(correct, dtype=np.float64).mean()) if len(correct) else float("nan")
+
+
 def fpr_at_tpr(positive: np.ndarray, score: np.ndarray, tpr: float = TPR) -> float:
     """
     False positive rate at the strictest threshold whose true positive rate is at least `tpr`.

@@ -15,7 +15,7 @@ from ..core.schemas import files
 from ..core.schemas.results import ResultsContent
 from .per_class import ClassMetrics
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Intervals = dict[str, tuple[float, float]]
 
@@ -81,7 +81,7 @@ def load_results(path: PathLike) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def load_results_file(path: PathLike) -> ResultsFile:
-    """Reads a whole results file. Files without a schema version count as version 1; newer versions are refused."""
+    """Reads a whole results file. Files without a version count as version 1; newer ones are refused."""
     content = files.load(ResultsContent, path, "run `dappr evaluate` again", SCHEMA_VERSION, "schema_version")
     results, meta, intervals = content["results"], content["meta"], content.get("intervals", {})
     return ResultsFile(

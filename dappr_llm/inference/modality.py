@@ -250,6 +250,13 @@ def load_rows(
     return (load_items if plain else load_task)(task, split, root, limit, labelled)
 
 
+def with_matched_options(rows: Any, first: Any) -> Any:
+    """Rows with no more options than another task's rows offer; images are returned as they are."""
+    from ..text.data.fewer_options import with_matched_options as of_text
+
+    return of_text(rows, first)
+
+
 def described(task: Task, split: str) -> tuple[Any, Path | None]:
     """A task as plain values, with all its columns and labels if it is of text, and the file of a split."""
     from ..text.data.registry import MCQTask

@@ -29,12 +29,16 @@ def test_train_predict_evaluate(recipe, tmp_path, capsys):
     }  # fmt: skip
     assert wanted <= {path.name for path in run.iterdir()}
     trained = json.loads((run / "results.json").read_text())
-    assert trained["schema_version"] == 1 and len(trained["intervals"]["id/nll"]) == 2
+    assert trained["schema_version"] == 2 and len(trained["intervals"]["id/nll"]) == 2
     assert trained["meta"]["tables"] == {"mine": "predictions/mine-test.npz", "other": "predictions/other-test.npz"}
     assert trained["results"]["id/n"] == 11 and trained["results"]["ood/other/n"] == 10
     assert trained["results"]["ood/other/options/5"] == 10
-    assert {"longest_option", "majority_letter", "tfidf_options"} == set(trained["meta"]["baselines"])
+    assert {"longest_option", "majority_letter", "tfidf_options", "zero_shot"} == set(trained["meta"]["baselines"])
     assert len(trained["intervals"]["minus_baseline/tfidf_options/accuracy"]) == 2 and "worth it" in printed
+    assert 0 <= trained["results"]["ood/other/auroc_trivial_length"] <= 1
+    assert len(trained["intervals"]["ood/other/auroc_trivial_tfidf"]) == 2  # against the training rows
+    table = PredictionTable.load(run / "predictions" / "other-test.npz")
+    assert table.text_distance is not None and len(table.lengths) == len(table.logits) == 10
     assert trained["meta"]["versions"]["torch"] and trained["meta"]["command"].startswith("dappr")
 
     # The same figures from the checkpoint, and from tables with no model at all.
@@ -269,8 +273,9 @@ def test_mistakes_in_prediction_and_evaluation(tmp_path, capsys, monkeypatch):
 
 def test_score_choices_are_the_evaluators():
     from dappr_llm.commands.main import build_parser
-    from dappr_llm.evaluation.evaluators import SCORES
+    from dappr_llm.evaluation.scores import _FUNCTIONS, SCORES
 
+    assert list(SCORES) == list(_FUNCTIONS)
     for score in SCORES:
         assert build_parser().parse_args(["evaluate", "--id", "x.npz", "--score", score]).score == score
     with pytest.raises(SystemExit):

@@ -7,6 +7,7 @@ from dappr_llm.evaluation import bootstrap as intervals
 from dappr_llm.evaluation import bootstrap_metrics as weighted
 from dappr_llm.evaluation.bootstrap import Paired, Summary, bootstrap, over_seeds, paired_bootstrap
 from dappr_llm.evaluation.evaluators import evaluate_tables
+from dappr_llm.evaluation.ood_baselines import trivial_sides
 from dappr_llm.evaluation.prediction_table import PredictionTable
 
 COUNTS = {"n", "n_unlabelled", "n_nan", "ece_floor", "chance"}
@@ -39,13 +40,20 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_weights_stand_for_repeated_rows(case):
     reference, other = make_table(60, **case), make_table(45, seed=1, sharp=1.5, **{**case, "unlabelled": 0})
-    evaluation = weighted.Evaluation(reference, {"x": other})
+    trivial = trivial_sides(reference, {"x": other})
+    evaluation = weighted.Evaluation(reference, {"x": other}, trivial=trivial)
     rng = np.random.default_rng(2)
     id_weights = np.concatenate([np.ones((1, 60)), rng.multinomial(60, np.full(60, 1 / 60), size=4)])
     ood_weights = np.concatenate([np.ones((1, 45)), rng.multinomial(45, np.full(45, 1 / 45), size=4)])
     found = evaluation(id_weights, {"x": ood_weights})
     for number, (one, two) in enumerate(zip(id_weights, ood_weights, strict=True)):
-        expected = evaluate_tables(repeated(reference, one), {"x": repeated(other, two)})
+        # The trivial detectors know the whole ID table, whichever rows were drawn.
+        drawn = {
+            suffix: tuple(np.repeat(side, w.astype(int)) for side, w in zip(pair, (one, two), strict=True))
+            for suffix, pair in trivial["x"].items()
+        }
+        tables = repeated(reference, one), {"x": repeated(other, two)}
+        expected = evaluate_tables(*tables, trivial={"x": drawn})
         expected = {key: value for key, value in expected.items() if is_metric(key)}
         assert set(found) == set(expected)
         for key, value in expected.items():

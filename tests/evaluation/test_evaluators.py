@@ -2,12 +2,13 @@ import math
 
 import numpy as np
 import pytest
-from scipy.special import digamma
+from scipy.special import digamma, logsumexp
 from sklearn.metrics import roc_auc_score
 
 from dappr_llm.core.errors import UserError
-from dappr_llm.evaluation.evaluators import SCORES, evaluate_id, evaluate_ood, evaluate_tables, uncertainty
+from dappr_llm.evaluation.evaluators import evaluate_id, evaluate_ood, evaluate_tables
 from dappr_llm.evaluation.prediction_table import PredictionTable, entropy
+from dappr_llm.evaluation.scores import SCORES, uncertainty
 
 
 def meta(task_num_choices, **facts):
@@ -106,6 +107,14 @@ def test_scores_that_a_table_cannot_give_are_named():
         evaluate_ood(bare, bare, score="mutual_information")
     with pytest.raises(UserError, match="'evidence' needs alpha"):
         evaluate_ood(bare, bare, score="evidence")
+    for score, needs in {
+        "energy": "logits",
+        "max_logit": "logits",
+        "density": "density",
+        "max_evidence": "alpha",
+    }.items():
+        with pytest.raises(UserError, match=f"'{score}' needs {needs}"):
+            evaluate_ood(bare, bare, score=score)
     results = evaluate_tables(bare, {"x": bare})
     assert "ood/x/auroc_entropy" in results and "ood/x/auroc_mutual_information" not in results
 
@@ -113,7 +122,7 @@ def test_scores_that_a_table_cannot_give_are_named():
 def test_infinite_evidence_is_a_broken_row_not_a_sure_one():
     table = PredictionTable.from_arrays(
         ["a"], alpha=np.array([[np.inf, 1, 1, 1]]), epistemic=np.zeros(1), aleatoric=np.zeros(1), meta=meta(4),
-        probs=np.full((1, 4), 0.25), allow_nan=True,
+        probs=np.full((1, 4), 0.25), allow_nan=True, logits=np.zeros((1, 4)), density=np.zeros(1),
     )  # fmt: skip
     assert all(np.isnan(uncertainty(table, 4, score)[0]) for score in SCORES)
 
@@ -125,7 +134,8 @@ def test_each_score_ranks_by_its_own_uncertainty(score):
     for rows, scale in ((50, 4.0), (70, 2.0)):
         alpha = 1 + rng.gamma(0.5, scale, (rows, 4))
         ids = [f"{scale}-{row}" for row in range(rows)]
-        given = {"aleatoric": rng.random(rows), "epistemic": rng.random(rows)}
+        given = {"aleatoric": rng.random(rows), "epistemic": rng.random(rows), "density": rng.normal(size=rows)}
+        given["logits"] = rng.normal(scale=scale, size=(rows, 4))
         tables.append(PredictionTable.from_arrays(ids, alpha=alpha, meta=meta(4), **given))
     expected = {
         "epistemic": [table.epistemic for table in tables],
@@ -134,6 +144,10 @@ def test_each_score_ranks_by_its_own_uncertainty(score):
         "max_prob": [1 - table.probs.max(axis=1) for table in tables],
         "mutual_information": [dirichlet_information(table.alpha) for table in tables],
         "evidence": [4 - table.alpha.sum(axis=1) for table in tables],
+        "max_evidence": [-table.alpha.max(axis=1) for table in tables],
+        "energy": [-logsumexp(table.logits, axis=1) for table in tables],
+        "max_logit": [-table.logits.max(axis=1) for table in tables],
+        "density": [-table.density for table in tables],
     }[score]
     area = roc_auc_score([1] * 50 + [0] * 70, -np.concatenate(expected))
     assert evaluate_ood(*tables, score=score)["auroc"] == pytest.approx(area)

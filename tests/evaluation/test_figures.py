@@ -125,7 +125,7 @@ def test_results_file_holds_a_version_and_intervals(tmp_path):
     path = tmp_path / "results.json"
     save_results({"id/nll": 0.5}, {"seed": 1}, path, {"id/nll": (0.4, np.float64(0.6)), "id/x": (math.nan, math.nan)})
     content = json.loads(path.read_text())
-    assert list(content) == ["schema_version", "meta", "results", "intervals"] and content["schema_version"] == 1
+    assert list(content) == ["schema_version", "meta", "results", "intervals"] and content["schema_version"] == 2
     assert content["intervals"] == {"id/nll": [0.4, 0.6], "id/x": [None, None]}
     read = load_results_file(path)
     assert (read.results, read.meta, read.intervals["id/nll"]) == ({"id/nll": 0.5}, {"seed": 1}, (0.4, 0.6))
@@ -134,7 +134,7 @@ def test_results_file_holds_a_version_and_intervals(tmp_path):
     path.write_text('{"meta": {}, "results": {"id/nll": null}}')
     assert math.isnan(load_results(path)[0]["id/nll"]) and load_results_file(path).intervals == {}
     for bad, words in (
-        ('{"schema_version": 2, "meta": {}, "results": {}}', "newer dappr_llm .format 2.; please upgrade"),
+        ('{"schema_version": 3, "meta": {}, "results": {}}', "newer dappr_llm .format 3.; please upgrade"),
         ('{"meta": {}, "results": {"id/nll": "x"}}', "results.id/nll is 'x'; allowed: a number or null"),
         (
             '{"meta": {}, "results": {}, "intervals": {"id/nll": [1]}}',

@@ -20,9 +20,10 @@ from dappr_llm.core.errors import UserError
 from dappr_llm.evaluation.bootstrap import wilson
 from dappr_llm.evaluation.evaluators import evaluate_tables
 from dappr_llm.evaluation.item_texts import ItemText, item_texts_path, load_item_texts, save_item_texts
+from dappr_llm.evaluation.ood_baselines import trivial_sides
 from dappr_llm.evaluation.prediction_table import PredictionTable
 from dappr_llm.evaluation.reporting import write_report
-from dappr_llm.evaluation.reporting.cases import case_groups
+from dappr_llm.evaluation.reporting.cases import case_groups, refusal_groups
 from dappr_llm.evaluation.reporting.charts import accuracy_by_quantile, reliability
 from dappr_llm.evaluation.reporting.run_data import RunData
 from dappr_llm.evaluation.reporting.svg import Plot, log_ticks, ticks
@@ -124,7 +125,8 @@ def test_the_browser_is_told_to_load_send_and_run_nothing(run_folder):
 def test_numbers_are_those_of_the_evaluators(run_folder):
     write_report([str(run_folder)], resamples=50)
     run = load_run(run_folder)
-    expected = evaluate_tables(run.id_table, run.ood_tables)
+    trivial = trivial_sides(run.id_table, run.ood_tables, run.item_texts, run.id_name)
+    expected = evaluate_tables(run.id_table, run.ood_tables, trivial=trivial)
     rows = list(csv.DictReader(io.StringIO((run_folder / "report" / "report.csv").read_text())))
     assert {row["key"]: float(row["value"]) for row in rows} == pytest.approx(expected, nan_ok=True)
     auroc = next(row for row in rows if row["key"] == "ood/arc_c/auroc")
@@ -310,3 +312,35 @@ def test_report_and_evaluate_with_torch_blocked(run_folder, tmp_path):
     assert (tmp_path / "page" / "report.html").is_file() and (
         tmp_path / "figures" / "report" / "report.html"
     ).is_file()
+
+
+def test_what_it_refuses_is_ranked_by_density_where_there_is_one(tmp_path):
+    run = RunData.of(load_run(write_run(tmp_path / "run")), resamples=0)
+    ranked = run.id_table.reading(4).epistemic
+    first, second = refusal_groups(run, count=3)
+    assert [case.id for case in first.cases] == run.id_table.ids[np.argsort(-ranked, kind="stable")[:3]].tolist()
+    other = run.tables["arc_c"].reading(4).epistemic
+    assert [case.id for case in second.cases] == run.tables["arc_c"].ids[np.argsort(other, kind="stable")[:3]].tolist()
+    refused = 100 * (1 - evaluate_tables(run.id_table, run.ood_tables)["ood/arc_c/fpr95"])
+    assert second.title == f"arc_c: most familiar; {refused:.0f} % are refused" and first.title.startswith(
+        "obqa: in dist"
+    )
+    assert second.cases[0].question.startswith("Question") and second.cases[0].familiarity is None
+
+    for table in run.tables.values():
+        table.density = np.arange(len(table), dtype=np.float32)
+        table.familiarity = np.full(len(table), 0.25, dtype=np.float32)
+    first, second = refusal_groups(run, count=2)
+    assert [case.id for case in first.cases] == run.id_table.ids[:2].tolist()
+    assert [case.id for case in second.cases] == run.tables["arc_c"].ids[:-3:-1].tolist()
+    assert first.cases[0].familiarity == 0.25
+    run.tables = {"obqa": run.id_table}
+    assert refusal_groups(run) == []
+
+
+def test_the_page_and_the_tables_say_what_length_and_words_alone_do(run_folder):
+    write_report([str(run_folder)], resamples=20)
+    page = (run_folder / "report" / "report.html").read_text()
+    assert "What it refuses" in page and "Every score" in page and "Risk and coverage, with arc_c" in page
+    markdown = (run_folder / "report" / "report.md").read_text()
+    assert "TF-IDF neighbour" in markdown and "ID and OOD questions asked together" in markdown

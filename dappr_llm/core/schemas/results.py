@@ -56,7 +56,7 @@ def _known_names(classes: list[ClassEntry]) -> list[ClassEntry]:
 class ResultsContent(File):
     """The whole file; metrics are fractions, `null` where undefined."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[1, 2] = 1
     meta: ResultsMeta
     results: dict[Key, float | None]
     intervals: dict[Key, Interval] = Field(default_factory=dict)

@@ -1,15 +1,19 @@
-"""Example items for the report: the most uncertain ones, and the wrong answers with the highest confidence."""
+"""Example items for the report: uncertain ones, confident wrong answers, and what is refused or taken for familiar."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from string import ascii_uppercase as LETTERS
 
 import numpy as np
 
 from .. import classification_metrics
+from ..evaluators import num_letters
 from ..item_texts import ItemText
 from ..prediction_table import PredictionTable
+from ..ranking_metrics import TPR
+from ..scores import has_score, uncertainty
 from .run_data import RunData
 
 
@@ -26,7 +30,10 @@ class Option:
 
 @dataclass(frozen=True)
 class Case:
-    """One example item; `question` is `None` where there are no item texts, `broken` marks rows with NaN or Inf."""
+    """
+    One example item; `question` is `None` where there are no item texts, `broken` marks rows with NaN or Inf, and
+    `familiarity` is there where a gate was fitted.
+    """
 
     id: str
     question: str | None
@@ -34,6 +41,7 @@ class Case:
     aleatoric: float
     epistemic: float
     broken: bool = False
+    familiarity: float | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,40 @@ def case_groups(run: RunData, count: int = 8) -> list[CaseGroup]:
     return groups
 
 
+def refusal_groups(run: RunData, count: int = 6) -> list[CaseGroup]:
+    """
+    What the run takes for foreign and for familiar: the least familiar ID items, the most familiar of each OOD task.
+
+    By density where all tables have one, otherwise by the run's epistemic uncertainty, on the training letters.
+
+    Args:
+        run ([`RunData`]): The run; without OOD tasks there are no groups.
+        count (`int`, *optional*, defaults to 6): Examples per group.
+    """
+    if not run.ood_tables:
+        return []
+    score = refusal_score(run)
+    kept, groups = np.array([]), []
+    for task, table in run.tables.items():
+        ranked = uncertainty(table, num_letters(run.id_table, "num_choices"), score).astype(np.float64)
+        ranked = np.where(np.isnan(ranked), np.inf, ranked)
+        order = np.argsort(ranked, kind="stable")
+        if task == run.id_name:
+            kept, order, what = np.sort(ranked), order[::-1], "in distribution, least familiar"
+        else:
+            # The strictest threshold that keeps 95 % of the ID items, as for FPR95.
+            threshold = kept[max(0, math.ceil(TPR * len(kept) - 1e-9) - 1)] if len(kept) else np.inf
+            what = f"most familiar; {100 * float((ranked > threshold).mean()):.0f} % are refused" if len(table) else ""
+        texts = run.item_texts.get(task, {})
+        groups.append(CaseGroup(f"{task}: {what}", [_case(table, row, texts) for row in order[:count]]))
+    return groups
+
+
+def refusal_score(run: RunData) -> str:
+    """What [`refusal_groups`] rank by."""
+    return "density" if all(has_score(table, "density") for table in run.tables.values()) else "epistemic"
+
+
 def _case(table: PredictionTable, row: int, texts: dict[str, ItemText]) -> Case:
     reading = table.reading("own")
     name, size = str(table.ids[row]), int(table.num_options[row])
@@ -91,4 +133,5 @@ def _case(table: PredictionTable, row: int, texts: dict[str, ItemText]) -> Case:
         float(reading.aleatoric[row]),
         float(reading.epistemic[row]),
         broken,
+        None if table.familiarity is None else float(table.familiarity[row]),
     )

@@ -8,8 +8,10 @@ import numpy as np
 
 from .. import calibration_metrics, classification_metrics, ranking_metrics
 from ..bootstrap import wilson
-from ..evaluators import ood_uncertainties, uncertainty
+from ..evaluators import mixture_answers, ood_uncertainties
+from ..metric_columns import SCORES
 from ..prediction_table import PredictionTable
+from ..scores import has_score, uncertainty
 from . import svg
 from .run_data import RunData
 from .tables import Cell, Table, interval_text, number
@@ -175,6 +177,35 @@ def risk_coverage(runs: list[RunData]) -> Chart | None:
         legend.append((f"c{i % 7}", text))
     caption = "Share of wrong answers if only the items of least aleatoric uncertainty are answered."
     return Chart("Risk and coverage", plot.render("Risk-coverage curves"), caption, legend)
+
+
+def mixture(runs: list[RunData], task: str) -> Chart | None:
+    """Risk-coverage curves of ID and OOD items together, by the runs' score and by density where there is one."""
+    curves = []
+    for run in runs:
+        rows, correct = mixture_answers(run.id_table, run.tables[task])
+        for name in dict.fromkeys((run.score, "density")):
+            if len(rows) and all(has_score(table, name) for table in (run.id_table, run.tables[task])):
+                ranked = np.concatenate(ood_uncertainties(run.id_table, run.tables[task], name))[rows]
+                curves.append((run, name, *ranking_metrics.risk_curve(correct, ranked)))
+    if not curves:
+        return None
+    top = max(float(risk.max()) for *_, risk in curves) or 0.01
+    plot = svg.Plot((0, 1), (0, min(1.0, 1.05 * top)), "coverage, %", "wrong answers, %", percent="xy")
+    legend = []
+    for i, (run, name, coverage, risk) in enumerate(curves):
+        plot.line(zip(coverage.tolist(), risk.tolist(), strict=True), f"line c{i % 7}")
+        key = f"ood/{task}/mixture_aurc_{name}"
+        pair = interval_text(run.intervals.get(key), "plain")
+        words = ", ".join([*([run.name] if len(runs) > 1 else []), SCORES[name]])
+        value = number(run.results.get(key), "plain")
+        legend.append((f"c{i % 7}", f"{words}: AURC {value}" + (f" ({pair})" if pair else "")))
+    caption = (
+        f"{runs[0].id_name} and {task} asked together: share of wrong answers if only the least uncertain items are "
+        "answered. OOD items are right or wrong by their labels, and wrong without one."
+    )
+    title = f"Risk and coverage, with {task}"
+    return Chart(title, plot.render(f"Risk-coverage curves of {runs[0].id_name} and {task} together"), caption, legend)
 
 
 def accuracy_by_quantile(run: RunData, task: str) -> Chart | None:

@@ -10,6 +10,8 @@ from ..baseline_results import baseline_results, load_baselines
 from ..bootstrap import bootstrap
 from ..evaluators import evaluate_tables, one_reading
 from ..item_texts import ItemText
+from ..ood_baselines import TrivialSides, trivial_sides
+from ..ood_verdicts import against_trivial
 from ..per_class import ClassMetrics, class_metrics, class_names
 from ..prediction_table import PredictionTable
 from ..results import Intervals
@@ -51,7 +53,13 @@ class RunData(TaskTables):
     @cached_property
     def results(self) -> dict[str, float]:
         """Metrics by key; see [`evaluate_tables`] and [`baseline_results`]."""
-        return evaluate_tables(self.id_table, self.ood_tables, self.score) | self._against_baselines[0]
+        own = evaluate_tables(self.id_table, self.ood_tables, self.score, self.trivial)
+        return own | self._against_baselines[0]
+
+    @cached_property
+    def trivial(self) -> TrivialSides:
+        """Scores of the detectors that see no model; see [`trivial_sides`]."""
+        return trivial_sides(self.id_table, self.ood_tables, self.item_texts, self.id_name)
 
     @cached_property
     def one_reading(self) -> bool:
@@ -63,7 +71,7 @@ class RunData(TaskTables):
         """Lower and upper bounds by key."""
         if not self.resamples:
             return {}
-        own = bootstrap(self.id_table, self.ood_tables, self.resamples, score=self.score)
+        own = bootstrap(self.id_table, self.ood_tables, self.resamples, score=self.score, trivial=self.trivial)
         return own | self._against_baselines[1]
 
     @cached_property
@@ -76,7 +84,9 @@ class RunData(TaskTables):
     def verdicts(self) -> list[str]:
         """What has to be said before any table; see [`verdicts.verdicts`]."""
         modality = str(self.id_table.meta.get("modality", "text"))
-        return verdicts(self.results, self.intervals, self.classes is not None, modality)
+        found = verdicts(self.results, self.intervals, self.classes is not None, modality)
+        beaten = against_trivial(self.results, self.intervals, self.score)
+        return [*found, *([beaten] if beaten else ())]
 
     @cached_property
     def _against_baselines(self) -> tuple[dict[str, float], Intervals]:

@@ -17,6 +17,7 @@ from ..baseline_results import baseline_facts, baseline_results, save_baselines
 from ..bootstrap import RESAMPLES, bootstrap
 from ..evaluators import evaluate_tables
 from ..item_texts import ItemText, load_item_texts, save_item_texts
+from ..ood_baselines import trivial_sides
 from ..per_class import ClassMetrics, class_metrics, class_names
 from ..prediction_table import PredictionTable, id_and_ood
 from ..results import load_results_file, save_results
@@ -49,36 +50,33 @@ def finish(
             By task; the first is in distribution, the others are out of distribution.
         title (`str`):
             A line above the printed table.
-        seed (`int`, *optional*):
-            The run's seed, for the meta data.
-        resamples (`int`, *optional*, defaults to 1000):
-            Bootstrap resamples of the intervals; 0 for no intervals.
-        score (`str`, *optional*, defaults to `"epistemic"`):
-            The uncertainty that ranks items for OOD detection.
+        seed, facts (`int` and `Mapping`, *optional*):
+            The run's seed and the commits of base model and datasets, for the meta data.
+        resamples, score (`int`, defaults to 1000, and `str`, defaults to `"epistemic"`):
+            Bootstrap resamples (0 for no intervals); the uncertainty that ranks items for OOD detection.
         paths (`Mapping[str, str]`, *optional*):
             Paths of tables that are not in the folder's own `predictions/`, by task.
         baselines (`Mapping[str, PredictionTable]`, *optional*):
             Tables of baselines for the rows of the first task, by name; see `trivial_baselines.py`.
         quiet (`bool`, *optional*, defaults to `False`):
             Write, but print nothing.
-        facts (`Mapping`, *optional*):
-            More meta data: the commits of base model and datasets.
 
     Returns:
-        `dict`: The metrics by key, on every rank.
+        `dict`: The metrics by key, on every rank; those of detectors that read texts on rank 0.
     """
     id_table, ood_tables = id_and_ood(tables)
-    results = evaluate_tables(id_table, ood_tables, score)
+    meta = _facts(tables, seed=seed, score=score, resamples=resamples, paths=paths or {})
+    texts = _texts(folder, meta)
+    trivial = trivial_sides(id_table, ood_tables, texts, meta["id"])
+    results = evaluate_tables(id_table, ood_tables, score, trivial)
     if not is_main_process():
         return results
     _name_nan_rows(tables)
-    intervals = bootstrap(id_table, ood_tables, resamples, score=score) if resamples else {}
+    intervals = bootstrap(id_table, ood_tables, resamples, score=score, trivial=trivial) if resamples else {}
     more, more_intervals = baseline_results(id_table, baselines or {}, resamples)
     results, intervals = {**results, **more}, {**intervals, **more_intervals}
-    meta = _facts(tables, seed=seed, score=score, resamples=resamples, paths=paths or {})
     meta["baselines"] = baseline_facts(baselines or {}) or None
-    names = class_names(id_table, _own_texts(folder / meta["tables"][meta["id"]], id_table))
-    classes = class_metrics(id_table, names) if names else None
+    classes = _classes(id_table, texts[meta["id"]])
     save_baselines(folder, baselines or {})
     save_results(results, {**meta, **(facts or {})}, folder / checkpoint.RESULTS, intervals, classes)
     pictures = _draw(folder, id_table, ood_tables, classes)
@@ -97,10 +95,14 @@ def show_samples(folder: Path, tables: Mapping[str, PredictionTable]) -> None:
         say("\n" + shown + "\n")
 
 
-def _own_texts(path: Path, table: PredictionTable) -> dict[str, ItemText]:
-    """The item texts of a table, where they may tell the classes' names."""
-    needed = "class_names" not in table.meta and len(set(table.num_options.tolist())) == 1
-    return load_item_texts(path) if needed else {}
+def _texts(folder: Path, meta: Mapping[str, Any]) -> dict[str, dict[str, ItemText]]:
+    """The items' texts by task; only rank 0, which wrote them, knows that they are on the disk."""
+    return {name: load_item_texts(folder / path) for name, path in meta["tables"].items() if is_main_process()}
+
+
+def _classes(table: PredictionTable, texts: dict[str, ItemText]) -> ClassMetrics | None:
+    names = class_names(table, texts)
+    return class_metrics(table, names) if names else None
 
 
 def _facts(

@@ -10,11 +10,13 @@ from typing import Any
 from ...core.terminal import printable
 from ..evaluators import one_reading
 from ..metric_columns import Column, columns
+from ..ood_verdicts import against_trivial, not_matched
 from ..per_class import ClassMetrics
 from ..results import Intervals
 from ..verdicts import verdicts
 from .class_tables import classes_table, confused_table, worth_table
 from .markdown import escape_text, markdown_table
+from .ood_tables import mixture_table, referee_table
 from .tables import Table, number, to_markdown, to_text
 
 # The columns, limited to 120 characters per line.
@@ -53,6 +55,7 @@ def render_results(
         blocks.append(_plain(header, rows))
     printed = len(classes) if classes is not None and len(classes) <= _ALL_PRINTED else _PRINTED
     blocks += [to_text(table) for table in _more_tables(results, intervals, classes, meta, printed, narrow=True)]
+    blocks += [textwrap.fill(sentence, _WIDTH) for sentence in not_matched(results)]
     options = _options(results)
     if options:
         blocks.append("items by number of options: " + "; ".join(f"{name} {text}" for name, text in options.items()))
@@ -102,7 +105,10 @@ def _verdicts(
     classes: ClassMetrics | None,
     meta: Mapping[str, Any] | None,
 ) -> list[str]:
-    return verdicts(results, intervals or {}, classes is not None, str((meta or {}).get("modality") or "text"))
+    facts = meta or {}
+    found = verdicts(results, intervals or {}, classes is not None, str(facts.get("modality") or "text"))
+    beaten = against_trivial(results, intervals or {}, str(facts.get("score") or "epistemic"))
+    return [*found, *([beaten] if beaten else ())]
 
 
 def _more_tables(
@@ -113,9 +119,11 @@ def _more_tables(
     most: int,
     narrow: bool = False,
 ) -> list[Table]:
-    """Baselines, then the weakest classes and the pairs that are confused most often."""
+    """The OOD referee and the mixture; baselines; the weakest classes and the pairs that are confused most often."""
+    score = str((meta or {}).get("score") or "epistemic")
+    ood = [table(results, intervals, score, narrow=narrow) for table in (referee_table, mixture_table)]
     shown = ("accuracy", "balanced_accuracy", "macro_f1", "nll") if classes else ("accuracy", "nll", "ece")
-    found = [worth_table(results, intervals or {}, (meta or {}).get("baselines"), shown=shown)]
+    found = [*ood, worth_table(results, intervals or {}, (meta or {}).get("baselines"), shown=shown)]
     if classes is not None:
         found += [
             classes_table(classes, most, narrow=narrow),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,12 +18,14 @@ from ...core.errors import UserError
 from ...core.files import write_text
 from ...core.terminal import show
 from ..baseline_results import baseline_facts
+from ..metric_columns import SCORES
 from ..runs import load_run
 from . import charts
-from .cases import case_groups
+from .cases import case_groups, refusal_groups, refusal_score
 from .class_tables import class_tables, classes_csv, confusion_csv, worth_table
 from .confusion import confusion_chart
 from .markdown import escape_text
+from .ood_tables import joined, mixture_table, referee_table, scores_table
 from .run_data import RunData
 from .tables import Table, report_tables, to_csv, to_latex, to_markdown
 
@@ -62,6 +65,8 @@ def write_report(
     _tell_apart(runs, folders)
     folder = Path(out) if out else (Path(folders[0]) / "report" if len(runs) == 1 else Path("report"))
     headline, more = report_tables(runs)
+    headline += [table for table in (_of_runs(make, runs) for make in (referee_table, mixture_table)) if table]
+    more += [table for table in [_of_runs(scores_table, runs)] if table]
     headline += [table for table in (_worth(run, len(runs) > 1) for run in runs) if table is not None]
     page = render_page(runs, headline, more, title or " / ".join(run.name for run in runs))
     tables = [*headline, *more]
@@ -80,6 +85,12 @@ def write_report(
     beside = ".md, .csv, .tex" + (", classes.csv, confusion.csv" if classes else "")
     show(f"Report: {folder / 'report.html'} (and {beside} beside it)")
     return folder / "report.html"
+
+
+def _of_runs(make: Callable[..., Table | None], runs: list[RunData]) -> Table | None:
+    """A table of OOD figures with the rows of every run."""
+    several = len(runs) > 1
+    return joined([make(run.results, run.intervals, run.score, [run.name] if several else ()) for run in runs])
 
 
 def _worth(run: RunData, several: bool) -> Table | None:
@@ -109,13 +120,26 @@ def render_page(runs: list[RunData], headline: list[Table], more: list[Table], t
     environment.filters["breakable"] = _breakable
     environment.filters["plain"] = lambda value: "NaN" if math.isnan(value) else f"{value:.3g}"
     style = Markup((Path(__file__).parent / "templates" / "report.css").read_text(encoding="utf-8"))
-    together = [charts.roc([run for run in runs if task in run.tables], task) for task in _shared_tasks(runs)]
-    compared = [chart for chart in (*together, charts.risk_coverage(runs)) if chart]
+    together: list[charts.Chart | None] = [charts.risk_coverage(runs)]
+    for task in _shared_tasks(runs):
+        tested = [run for run in runs if task in run.tables]
+        together += [charts.roc(tested, task), charts.mixture(tested, task)]
+    compared = [chart for chart in together if chart]
     page = environment.get_template("report.html.j2").render(
         title=title,
         style=style,
         policy=content_policy(style),
-        runs=[{"run": run, "facts": _facts(run), "charts": _charts(run), "cases": case_groups(run)} for run in runs],
+        runs=[
+            {
+                "run": run,
+                "facts": _facts(run),
+                "charts": _charts(run),
+                "cases": case_groups(run),
+                "refusals": refusal_groups(run),
+                "refused_by": SCORES[refusal_score(run)],
+            }
+            for run in runs
+        ],
         sentences=_sentences(runs),
         headline=headline,
         tables=more,
