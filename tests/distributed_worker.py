@@ -14,6 +14,8 @@ from tiny import build_classifier, build_model, build_tokenizer, make_rows, make
 from transformers import TrainerCallback
 
 from dappr_llm import DAPPrConfig, DAPPrTrainer, UserError
+from dappr_llm.inference.gate import GateScorer
+from dappr_llm.inference.gate_fitting import GateRows, fit_gate
 from dappr_llm.methods.dappr import DAPPr
 from dappr_llm.methods.ibedl import IBEDL
 
@@ -188,6 +190,37 @@ def fsdp2(folder, world, head=False):
     return {"losses": losses, "units": units, "weights": torch.cat([w.detach().flatten() for w in whole]).tolist()}
 
 
+def gated(folder, world):
+    """Gates of every kind, whose rows are shared out over processes; and one whose features are NaN in one of them."""
+    things = ["plum", "fig", "pear", "hammer", "saw", "drill", "red", "blue", "green"]
+    found = {}
+    for kind in ("gaussian", "knn", "class_gaussian"):
+        head = kind == "class_gaussian"
+        rows = (make_texts if head else make_rows)(81)
+        for i, row in enumerate(rows):
+            row["text" if head else "question"] += f" {things[i % 9]} {things[i // 9]}"
+        trainer = build(folder / kind, world, head=head)
+        predictor = trainer.predictor
+        gate = fit_gate(predictor, GateRows(rows[:70]), GateRows(rows[11:]), kind=kind)
+        table = predictor.with_gate(GateScorer(gate)).predict_table(rows[:TEST])
+        found[kind] = gathered(
+            {"density": table.density.tolist(), "familiarity": table.familiarity.tolist(), "n": gate.fitted_on}, world
+        )
+    pooled = predictor.pooled_states
+
+    def poisoned(*args):
+        for numbers, features in pooled(*args):
+            yield numbers, features * (float("nan") if world == 1 or dist.get_rank() == 1 else 1.0)
+
+    predictor.pooled_states = poisoned
+    try:
+        fit_gate(predictor, GateRows(rows))
+        message = ""
+    except UserError as error:
+        message = str(error)
+    return {**found, "messages": gathered(message, world)}
+
+
 def everything(folder, world):
     folder = Path(folder)
     return {
@@ -220,6 +253,7 @@ def everything(folder, world):
         "noise": noise(folder / "noise", world),
         "skipping": skipping(folder / "skipping", world),
         "full_disk": full_disk(folder / "full_disk", world),
+        "gate": gated(folder / "gate", world),
         "fsdp2": fsdp2(folder / "fsdp2", world),
         "fsdp2 head": fsdp2(folder / "fsdp2_head", world, head=True),
     }

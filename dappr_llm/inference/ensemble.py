@@ -92,7 +92,8 @@ class AdapterEnsemble:
             _refuse_difference(str(checkpoints[0]), loaded[0][1], str(name), config)
             if not (Path(folder) / "adapter_model.safetensors").is_file():
                 raise UserError(f"{name} holds no adapter_model.safetensors: only adapters can share a base model")
-        run = load_checkpoint(checkpoints[0], base_model, **kwargs)
+        # A gate belongs to one member's states.
+        run = load_checkpoint(checkpoints[0], base_model, **{**kwargs, "gate": False})
         names = ["default", *(f"member{i}" for i in range(1, len(loaded)))]
         for adapter, (folder, _) in list(zip(names, loaded, strict=True))[1:]:
             load_another(run.model, folder, adapter)

@@ -63,7 +63,7 @@ class ModelReader:
         self.causal, self._check_call = causal, check_call
         self.share_prefix = share_prefix
         self.packing = packing and self.takes_positions  # until the check says that this model cannot be packed
-        self._checked = False
+        self._checked = self._watches = False
         self._lock = threading.Lock()
         self.frozen: FrozenLayers | None = None
 
@@ -154,7 +154,9 @@ class ModelReader:
         packed = plan is not None and self._packs(model)
         if gate:
             with self._lock:
-                watch_layers(model)
+                if not self._watches:
+                    watch_layers(model)
+                    self._watches = True
             call.pooling = self._pooling(plan if packed else inputs, packed)  # type: ignore[arg-type]
         if packed:
             assert plan is not None

@@ -92,6 +92,16 @@ def test_a_bad_row_of_one_process_stops_or_skips_in_all(both):
     assert len(set(two["stopped"])) == 1 and "not finite for rows q5 (fit nan, reg nan)" in two["stopped"][0]
 
 
+@pytest.mark.parametrize("kind", ["gaussian", "knn", "class_gaussian"])
+def test_a_gate_is_the_same(both, kind):
+    two, one = both[0]["gate"], both[1]["gate"]
+    for process in two[kind]:
+        assert process["n"] == one[kind][0]["n"]
+        assert np.allclose(process["density"], one[kind][0]["density"], atol=1e-4)
+        assert np.abs(np.subtract(process["familiarity"], one[kind][0]["familiarity"])).max() < 0.05
+    assert len(two["messages"]) == 2 and all("hold NaN" in message for message in two["messages"])
+
+
 def test_a_full_disk_of_one_process_stops_all(both):
     found = both[0]["full_disk"]
     assert "No space left on device" in found["messages"][0] and "checkpoint-1 is whole" in found["messages"][0]
