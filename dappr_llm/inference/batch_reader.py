@@ -98,14 +98,26 @@ class BatchReader:
         return self.accelerator.device if self.accelerator is not None else next(self.model.parameters()).device
 
     def read_sets(
-        self, prepared: list[Any], width: int, description: str, hidden_states: bool = False
+        self, prepared: list[Any], width: int, description: str, only: str | None = None
     ) -> list[dict[str, np.ndarray] | np.ndarray]:
-        """Outputs of the rows of each dataset, in their order."""
+        """
+        Outputs of the rows of each dataset, in their order.
+
+        Args:
+            prepared (`list`):
+                Prepared datasets.
+            width (`int`):
+                How many options are read.
+            description (`str`):
+                What the progress bar says.
+            only (`str`, *optional*):
+                `FEATURES` or `DENSITY`: nothing else, from one pass without dropout.
+        """
         keys = [self.backend.row_keys(rows) for rows in prepared]
         if any(part is None for part in keys):
-            return [self._read(rows, None, width, description, hidden_states) for rows in prepared]
+            return [self._read(rows, None, width, description, only) for rows in prepared]
         lengths = [list(rows["length"]) for rows in prepared]
-        several = self.method.passes > 1  # stochastic passes of equal rows differ, and share nothing
+        several = self.method.passes > 1 and only is None  # stochastic passes of equal rows differ, and share nothing
         joined = JoinedRows(
             prepared,
             keys,  # type: ignore[arg-type]
@@ -113,7 +125,7 @@ class BatchReader:
             join=not several,
             longest_first=several or not self.backend.packs or not self.settings.max_tokens,
         )
-        everything = self._read(joined, joined.lengths, width, description, hidden_states)
+        everything = self._read(joined, joined.lengths, width, description, only)
         places = np.split(np.asarray(joined.inverse), np.cumsum([len(rows) for rows in prepared])[:-1])
         return [map_values(everything, operator.itemgetter(own)) for own in places]
 
@@ -124,19 +136,17 @@ class BatchReader:
             return token_batches(lengths, min(settings.max_tokens, longest))
         return [list(range(i, min(i + settings.batch_size, count))) for i in range(0, count, settings.batch_size)]
 
-    def _read(
-        self, rows: Any, lengths: Sequence[int] | None, width: int, description: str, hidden_states: bool
-    ) -> Any:
+    def _read(self, rows: Any, lengths: Sequence[int] | None, width: int, description: str, only: str | None) -> Any:
         """Outputs of every row as arrays, in order; each rank computes its share and gets all of them."""
-        passes = 1 if hidden_states else self.method.passes
+        passes = self.method.passes if only is None else 1
 
         def read(batch: Batch) -> Any:
-            found = self._states(batch, width) if hidden_states else self.outputs(batch, passes, width)
+            found = self.outputs(batch, passes, width) if only is None else self._part(batch, width, only)
             return map_values(found, as_numpy)
 
         own, parts = [], []
         with seeded(self.settings.seed + self._rank) if passes > 1 else nullcontext():
-            gate = self.gate is not None and not hidden_states
+            gate = self.gate is not None and only != FEATURES
             for numbers, output in self._each_batch(rows, lengths, description, read, gate, passes):
                 own.append(numbers)
                 parts.append(output)
@@ -216,9 +226,12 @@ class BatchReader:
         assert out.gate is not None
         return {**(found if isinstance(found, Mapping) else {LOGITS: found}), DENSITY: self.gate(out.gate)}
 
-    def _states(self, batch: Batch, width: int) -> Gathered:
-        found = self.backend.read(self.model, batch, width, hidden_states=True)
-        if found.features is None:
+    def _part(self, batch: Batch, width: int, only: str) -> Gathered:
+        """The states that answers are read from, or the density, from one forward pass."""
+        found = self.backend.read(self.model, batch, width, hidden_states=only == FEATURES, gate=only == DENSITY)
+        if only == DENSITY and self.gate is not None and found.gate is not None:
+            return {DENSITY: self.gate(found.gate)}
+        if only == DENSITY or found.features is None:
             raise UserError(f"{type(self.model).__name__} gives no hidden states")
         return {FEATURES: found.features}
 

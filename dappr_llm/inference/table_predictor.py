@@ -20,7 +20,7 @@ from ..core.backend import Batch, Row, to_device
 from ..core.outputs import Outputs, Prediction, as_outputs, map_values
 from ..evaluation.prediction_table import PredictionTable
 from ..methods import name_of
-from .batch_reader import FEATURES, BatchReader, PredictionSettings, without_density
+from .batch_reader import DENSITY, FEATURES, BatchReader, PredictionSettings, without_density
 from .batching import RowSet
 from .finite_predictions import finite_prediction
 from .stochastic_passes import seeded
@@ -145,13 +145,13 @@ class TablePredictor(BatchReader):
                 What error messages call it.
         """
         prepared = self.backend.prepare(dataset, labelled=False, name=name)
-        (found,) = self.read_sets([prepared], self.backend.num_choices or 2, name, hidden_states=True)
+        (found,) = self.read_sets([prepared], self.backend.num_choices or 2, name, FEATURES)
         return torch.as_tensor(found[FEATURES]), torch.as_tensor(np.asarray(prepared["labels"]))
 
     def densities(self, prepared: Any, name: str = "dataset") -> np.ndarray:
         """The gate's density `[N]` of prepared rows."""
-        (found,) = self.read_sets([prepared], self.backend.num_choices or 2, name)
-        return np.asarray(without_density(found)[1])
+        (found,) = self.read_sets([prepared], self.backend.num_choices or 2, name, DENSITY)
+        return np.asarray(found[DENSITY])  # type: ignore[call-overload]
 
     def _typical(self, density: Any, rows: Any) -> dict[str, np.ndarray]:
         """Density and familiarity, as arrays of a table."""
