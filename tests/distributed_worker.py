@@ -210,7 +210,7 @@ def gated(folder, world):
 
     def poisoned(*args):
         for numbers, features in pooled(*args):
-            yield numbers, features * (float("nan") if world == 1 or dist.get_rank() == 1 else 1.0)
+            yield numbers, features * (float("nan") if world == 1 or dist.get_rank() == 0 else 1.0)
 
     predictor.pooled_states = poisoned
     try:

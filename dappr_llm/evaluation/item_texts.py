@@ -55,7 +55,7 @@ def save_item_texts(rows: Iterable[Mapping[str, Any]], table_path: PathLike) -> 
 
 def options_of(rows: Any) -> Sequence[Sequence[str]] | None:
     """The options of each row; those of labels that all rows share may be the names of its `label` alone."""
-    if "options" in getattr(rows, "column_names", ()):
+    if "options" in (getattr(rows, "column_names", None) or ()):
         return rows["options"]
     names = getattr((getattr(rows, "features", None) or {}).get("label"), "names", None)
     return None if names is None else [names] * len(rows)

@@ -118,7 +118,7 @@ def add_text_distances(train: Any, tables: Sequence[PredictionTable], rows: Sequ
 
 
 def _items(rows: Any) -> list[ItemText] | None:
-    if "question" not in getattr(rows, "column_names", ()) or not hasattr(rows, "__len__"):
+    if "question" not in (getattr(rows, "column_names", None) or ()) or not hasattr(rows, "__len__"):
         return None
     from .item_texts import ItemText, options_of
 

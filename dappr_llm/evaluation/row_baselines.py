@@ -50,7 +50,7 @@ def row_baselines(
 
 
 def _has_items(rows: Any) -> bool:
-    return set(getattr(rows, "column_names", ())) >= _ITEMS and options_of(rows) is not None
+    return set(getattr(rows, "column_names", None) or ()) >= _ITEMS and options_of(rows) is not None
 
 
 def has_same_options(train: Any, test: Any) -> bool:

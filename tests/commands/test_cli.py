@@ -117,7 +117,9 @@ def test_starting_from_an_existing_adapter(recipe, tmp_path, capsys):
     one, two = (
         json.loads((folder / "results.json").read_text())["results"] for folder in (first, tmp_path / "second")
     )
-    assert two == pytest.approx(one, abs=1e-5)  # learning rate 0: it is the same adapter, offset included
+    # Learning rate 0: it is the same adapter, offset included. Before training the second run had learnt already.
+    one, two = ({key: each[key] for key in each if "/zero_shot/" not in key} for each in (one, two))
+    assert two == pytest.approx(one, abs=1e-5)
     offsets = [
         json.loads((f / "uncertainty_config.json").read_text())["evidence_offset"]
         for f in (first, tmp_path / "second")
