@@ -117,7 +117,9 @@ def test_starting_from_an_existing_adapter(recipe, tmp_path, capsys):
     one, two = (
         json.loads((folder / "results.json").read_text())["results"] for folder in (first, tmp_path / "second")
     )
-    assert two == pytest.approx(one, abs=1e-5)  # learning rate 0: it is the same adapter, offset included
+    # Learning rate 0: it is the same adapter, offset included. Only the model before training is another one.
+    own, other = ({key: value for key, value in found.items() if "zero_shot" not in key} for found in (one, two))
+    assert other == pytest.approx(own, abs=1e-5)
     offsets = [
         json.loads((f / "uncertainty_config.json").read_text())["evidence_offset"]
         for f in (first, tmp_path / "second")
